@@ -1,0 +1,1 @@
+"""normalign: measures, fixes and proves norm imbalance in vision-language models."""
