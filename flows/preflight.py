@@ -1,0 +1,66 @@
+"""What can be known to fail before anything is run: missing accelerators and sources that cannot be fetched."""
+
+import os
+import subprocess
+import sys
+
+from normalign.settings import Profile, SettingsError, SourceSettings
+
+_COUNT_DEVICES = {
+    "cuda": "import torch; print(torch.cuda.device_count())",
+    "mps": "import torch; print(int(torch.backends.mps.is_available()))",
+}
+_TIMEOUT_SECONDS = 5.0
+
+
+def check(profile: Profile) -> None:
+    """Refuse a profile that cannot run on this machine.
+
+    Raises:
+        SettingsError: says what is missing and what to do about it, all of it at once.
+    """
+    problems = _hardware_problems(profile)
+    if not (profile.folder / "weights").exists():
+        for part in ("vision", "language"):
+            problems += _source_problems(f"weights.{part}", getattr(profile.weights, part))
+    if problems:
+        lines = "\n  - ".join(problems)
+        raise SettingsError(
+            f"profile {profile.name!r} cannot run here:\n  - {lines}\n"
+            "Run it on a machine that has what is missing, or choose another profile: normalign profile use smol"
+        )
+
+
+def _hardware_problems(profile: Profile) -> list[str]:
+    compute = profile.compute
+    if compute.device == "cpu":
+        return []
+    # In a process of its own: this one goes on without torch, and without a context on a device.
+    command = [sys.executable, "-c", _COUNT_DEVICES[compute.device]]
+    counted = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = int(counted.stdout.split()[-1])
+    if found >= compute.min_devices:
+        return []
+    return [f"compute: it needs {compute.min_devices} {compute.device} device(s), this machine has {found}"]
+
+
+def _source_problems(key: str, settings: SourceSettings) -> list[str]:
+    kind, _, name = settings.source.partition(":")
+    if kind != "hub":
+        return []
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(name, "config.json", revision=settings.revision), str):
+        return []
+    where = f"{key}: {settings.source} at revision {settings.revision} is not in the hub cache"
+    if constants.HF_HUB_OFFLINE:
+        return [f"{where}, and HF_HUB_OFFLINE is set: unset it, or fetch the snapshot first"]
+    try:
+        url = hf_hub_url(name, "config.json", revision=settings.revision)
+        get_hf_file_metadata(url, timeout=float(os.environ.get("HF_HUB_ETAG_TIMEOUT", _TIMEOUT_SECONDS)))
+    except Exception as error:  # the hub's client, its HTTP library and the socket each have their own kinds
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return [
+            f"{where} and cannot be fetched ({reason}); a gated model needs its licence accepted and HF_TOKEN"
+        ]
+    return []

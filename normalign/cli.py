@@ -1,0 +1,48 @@
+"""The `normalign` command. Each command imports what it needs when it is called, so that `--help` is quick."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+app = typer.Typer(name="normalign", no_args_is_help=True, add_completion=False, help=__doc__.splitlines()[0])
+profile_app = typer.Typer(no_args_is_help=True, help="Which profile of params.yaml the pipeline runs.")
+app.add_typer(profile_app, name="profile")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Print an error that a person can mend as one line, without a traceback."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+@profile_app.command("use")
+def profile_use(name: str = typer.Argument(help="A profile of params.yaml.")) -> None:
+    """Make NAME the profile that `make repro` runs."""
+    from normalign.commands import profile
+
+    with _told():
+        before = profile.use(name)
+    typer.echo(f"params.yaml: profile {before} -> {name}")
+
+
+@app.command()
+def report() -> None:
+    """Show the report of the profile in params.yaml."""
+    from normalign.commands import report
+
+    with _told():
+        report.run()
+
+
+@app.command()
+def compare() -> None:
+    """Show the registered versions of all variants side by side."""
+    from normalign.commands import compare
+
+    with _told():
+        compare.run()
