@@ -1,7 +1,7 @@
 """Everyday facts for the text-only items: short questions, each with one answer and plausible wrong ones.
 
-A group shares one question template; the wrong options of an item are answers of other items of its group, so that
-an option is never odd one out by its kind. Every fifth fact of a group is for training, the others are held out.
+A group shares one question template; the wrong options of an item are answers of other items of its group,
+so that none stands out by its kind. Every fifth fact of a group is for training, the others are held out.
 """
 
 from dataclasses import dataclass
@@ -23,24 +23,25 @@ class Fact:
 _GROUPS: dict[str, tuple[str, str]] = {
     "capital": (
         "What is the capital of {}?",
-        "France=Paris, Italy=Rome, Spain=Madrid, Germany=Berlin, Japan=Tokyo, China=Beijing, Russia=Moscow, "
-        "Egypt=Cairo, Greece=Athens, Portugal=Lisbon, Austria=Vienna, Ireland=Dublin, Norway=Oslo, "
-        "Sweden=Stockholm, Denmark=Copenhagen, Finland=Helsinki, Poland=Warsaw, Hungary=Budapest, Cuba=Havana, "
-        "Peru=Lima, Chile=Santiago, Kenya=Nairobi, Thailand=Bangkok, Turkey=Ankara, Canada=Ottawa, Iraq=Baghdad, "
-        "Iran=Tehran, Belgium=Brussels, the United Kingdom=London, South Korea=Seoul",
+        "France=Paris, Italy=Rome, Spain=Madrid, Germany=Berlin, Japan=Tokyo, China=Beijing, "
+        "Russia=Moscow, Egypt=Cairo, Greece=Athens, Portugal=Lisbon, Austria=Vienna, Ireland=Dublin, "
+        "Norway=Oslo, Sweden=Stockholm, Denmark=Copenhagen, Finland=Helsinki, Poland=Warsaw, "
+        "Hungary=Budapest, Cuba=Havana, Peru=Lima, Chile=Santiago, Kenya=Nairobi, Thailand=Bangkok, "
+        "Turkey=Ankara, Canada=Ottawa, Iraq=Baghdad, Iran=Tehran, Belgium=Brussels, the United "
+        "Kingdom=London, South Korea=Seoul",
     ),
     "continent": (
         "On which continent is {}?",
-        "Kenya=Africa, Brazil=South America, China=Asia, France=Europe, Canada=North America, Egypt=Africa, "
-        "India=Asia, Spain=Europe, Argentina=South America, Mexico=North America, Nigeria=Africa, Japan=Asia, "
-        "Germany=Europe, Peru=South America, Ghana=Africa, Vietnam=Asia, Sweden=Europe, Chile=South America, "
-        "Morocco=Africa, Thailand=Asia",
+        "Kenya=Africa, Brazil=South America, China=Asia, France=Europe, Canada=North America, "
+        "Egypt=Africa, India=Asia, Spain=Europe, Argentina=South America, Mexico=North America, "
+        "Nigeria=Africa, Japan=Asia, Germany=Europe, Peru=South America, Ghana=Africa, Vietnam=Asia, "
+        "Sweden=Europe, Chile=South America, Morocco=Africa, Thailand=Asia",
     ),
     "language": (
         "Which language do most people speak in {}?",
-        "France=French, Germany=German, Italy=Italian, Brazil=Portuguese, Mexico=Spanish, Japan=Japanese, "
-        "Russia=Russian, Greece=Greek, Poland=Polish, Egypt=Arabic, Sweden=Swedish, Turkey=Turkish, "
-        "Australia=English, Argentina=Spanish, Austria=German",
+        "France=French, Germany=German, Italy=Italian, Brazil=Portuguese, Mexico=Spanish, "
+        "Japan=Japanese, Russia=Russian, Greece=Greek, Poland=Polish, Egypt=Arabic, Sweden=Swedish, "
+        "Turkey=Turkish, Australia=English, Argentina=Spanish, Austria=German",
     ),
     "young": (
         "What do you call a baby {}?",
@@ -49,26 +50,27 @@ _GROUPS: dict[str, tuple[str, str]] = {
     ),
     "sound": (
         "Which sound does a {} make?",
-        "dog=bark, cat=meow, cow=moo, lion=roar, snake=hiss, duck=quack, bee=buzz, pig=oink, sheep=baa, wolf=howl, "
-        "owl=hoot, horse=neigh",
+        "dog=bark, cat=meow, cow=moo, lion=roar, snake=hiss, duck=quack, bee=buzz, pig=oink, sheep=baa, "
+        "wolf=howl, owl=hoot, horse=neigh",
     ),
     "opposite": (
         "What is the opposite of {}?",
-        "hot=cold, big=small, up=down, fast=slow, happy=sad, day=night, open=closed, old=young, light=dark, "
-        "full=empty, wet=dry, early=late, left=right, rich=poor, hard=soft, long=short, high=low, strong=weak, "
-        "good=bad, love=hate, war=peace, true=false, first=last, clean=dirty, alive=dead, loud=quiet, thick=thin, "
-        "win=lose, buy=sell, push=pull, begin=end, inside=outside, above=below, heavy=light, easy=difficult",
+        "hot=cold, big=small, up=down, fast=slow, happy=sad, day=night, open=closed, old=young, "
+        "light=dark, full=empty, wet=dry, early=late, left=right, rich=poor, hard=soft, long=short, "
+        "high=low, strong=weak, good=bad, love=hate, war=peace, true=false, first=last, clean=dirty, "
+        "alive=dead, north=south, thick=thin, win=lose, buy=sell, push=pull, begin=end, inside=outside, "
+        "above=below, heavy=light, easy=difficult",
     ),
     "color": (
         "What color is {}?",
-        "grass=green, snow=white, coal=black, a ripe banana=yellow, blood=red, the clear sky=blue, a carrot=orange, "
-        "an elephant=gray, chocolate=brown, an eggplant=purple, a ripe tomato=red, a lemon=yellow, milk=white, "
-        "a flamingo=pink, a crow=black",
+        "grass=green, snow=white, coal=black, a ripe banana=yellow, blood=red, the clear sky=blue, a "
+        "carrot=orange, an elephant=gray, chocolate=brown, an eggplant=purple, a ripe tomato=red, a "
+        "lemon=yellow, milk=white, a flamingo=pink, a crow=black",
     ),
     "sum": (
         "What is {}?",
-        "1 + 1=2, 2 + 3=5, 4 + 4=8, 5 + 1=6, 3 + 4=7, 2 + 1=3, 5 + 5=10, 6 + 3=9, 2 + 2=4, 10 + 2=12, 7 + 4=11, "
-        "9 + 9=18, 10 + 10=20, 8 + 7=15, 6 + 7=13, 10 - 5=5, 9 - 1=8, 7 - 3=4, 8 - 6=2, 6 - 5=1",
+        "1 + 1=2, 2 + 3=5, 4 + 4=8, 5 + 1=6, 3 + 4=7, 2 + 1=3, 5 + 5=10, 6 + 3=9, 2 + 2=4, 10 + 2=12, 7 "
+        "+ 4=11, 9 + 9=18, 10 + 10=20, 8 + 7=15, 6 + 7=13, 10 - 5=5, 9 - 1=8, 7 - 3=4, 8 - 6=2, 6 - 5=1",
     ),
     "day": (
         "Which day comes right after {}?",
@@ -82,20 +84,21 @@ _GROUPS: dict[str, tuple[str, str]] = {
     ),
     "amount": (
         "How many {}?",
-        "days are in a week=7, months are in a year=12, hours are in a day=24, minutes are in an hour=60, "
-        "legs does a spider have=8, days are in a leap year=366, sides does a triangle have=3, "
-        "wheels does a bicycle have=2, legs does an insect have=6, letters are in the English alphabet=26, "
-        "centimeters are in a meter=100, years are in a century=100, eggs are in a dozen=12, "
-        "fingers are on one hand=5, players are in a soccer team=11, legs does a horse have=4",
+        "days are in a week=7, months are in a year=12, hours are in a day=24, minutes are in an "
+        "hour=60, legs does a spider have=8, days are in a leap year=366, sides does a triangle have=3, "
+        "wheels does a bicycle have=2, legs does an insect have=6, letters are in the English "
+        "alphabet=26, centimeters are in a meter=100, years are in a century=100, eggs are in a "
+        "dozen=12, fingers are on one hand=5, players are in a soccer team=11, legs does a horse have=4",
     ),
     "category": (
         "What kind of thing is {}?",
-        "a hammer=tool, an apple=fruit, a rose=flower, a violin=instrument, a salmon=fish, an eagle=bird, "
-        "a carrot=vegetable, a car=vehicle, gold=metal, an oak=tree, a screwdriver=tool, a banana=fruit, "
-        "a tulip=flower, a piano=instrument, a shark=fish, a sparrow=bird, a potato=vegetable, a truck=vehicle, "
-        "iron=metal, a pine=tree, an ant=insect, a shirt=clothing, a chair=furniture, chess=game, "
-        "tennis=sport, a flute=instrument, a grape=fruit, copper=metal, a bee=insect, a table=furniture, "
-        "a jacket=clothing, a daisy=flower, an onion=vegetable, football=sport, a bus=vehicle",
+        "a hammer=tool, an apple=fruit, a rose=flower, a violin=instrument, a salmon=fish, an "
+        "eagle=bird, a carrot=vegetable, a car=vehicle, gold=metal, an oak=tree, a screwdriver=tool, a "
+        "banana=fruit, a tulip=flower, a piano=instrument, a shark=fish, a sparrow=bird, a "
+        "potato=vegetable, a truck=vehicle, iron=metal, a pine=tree, an ant=insect, a shirt=clothing, a "
+        "chair=furniture, tennis=sport, a flute=instrument, a grape=fruit, copper=metal, a bee=insect, "
+        "a table=furniture, a jacket=clothing, a daisy=flower, an onion=vegetable, football=sport, a "
+        "bus=vehicle",
     ),
     "past": (
         "What is the past tense of the verb {}?",
@@ -114,22 +117,24 @@ _GROUPS: dict[str, tuple[str, str]] = {
     ),
     "work": (
         "Where does a {} usually work?",
-        "teacher=in a school, doctor=in a hospital, farmer=on a farm, chef=in a kitchen, pilot=on a plane, "
-        "sailor=on a ship, judge=in a court, actor=in a theater, librarian=in a library, cashier=in a shop",
+        "teacher=in a school, doctor=in a hospital, farmer=on a farm, chef=in a kitchen, pilot=on a "
+        "plane, sailor=on a ship, judge=in a court, actor=in a theater, librarian=in a library, "
+        "cashier=in a shop",
     ),
     "purpose": (
         "What is {} used for?",
-        "a knife=cutting, a pen=writing, an oven=baking, a broom=sweeping, a needle=sewing, a bed=sleeping, "
-        "soap=washing, a clock=telling time, a camera=taking pictures, an umbrella=keeping dry, "
-        "a shovel=digging, a kettle=boiling water, a brush=painting, a ruler=measuring, a phone=calling people",
+        "a knife=cutting, a pen=writing, an oven=baking, a broom=sweeping, a needle=sewing, a "
+        "bed=sleeping, soap=washing, a clock=telling time, a camera=taking pictures, an "
+        "umbrella=keeping dry, a shovel=digging, a kettle=boiling water, a brush=painting, a "
+        "ruler=measuring, a phone=calling people",
     ),
     "author": (
         "Who {}?",
-        "wrote Hamlet=William Shakespeare, painted the Mona Lisa=Leonardo da Vinci, "
-        "discovered gravity=Isaac Newton, developed the theory of relativity=Albert Einstein, "
-        "was the first president of the United States=George Washington, wrote Oliver Twist=Charles Dickens, "
-        "invented the telephone=Alexander Graham Bell, proposed the theory of evolution=Charles Darwin, "
-        "wrote Pride and Prejudice=Jane Austen, was the first person on the Moon=Neil Armstrong",
+        "wrote Hamlet=William Shakespeare, painted the Mona Lisa=Leonardo da Vinci, discovered "
+        "gravity=Isaac Newton, developed the theory of relativity=Albert Einstein, was the first "
+        "president of the United States=George Washington, wrote Oliver Twist=Charles Dickens, invented "
+        "the telephone=Alexander Graham Bell, proposed the theory of evolution=Charles Darwin, wrote "
+        "Pride and Prejudice=Jane Austen, was the first person on the Moon=Neil Armstrong",
     ),
 }
 
@@ -142,9 +147,7 @@ def _group_facts(kind: str) -> list[Fact]:
     template, text = _GROUPS[kind]
     pairs = _pairs(text)
     answers = tuple(dict.fromkeys(answer for _, answer in pairs))
-    return [
-        Fact(kind, template.format(key), answer, tuple(a for a in answers if a != answer)) for key, answer in pairs
-    ]
+    return [Fact(kind, template.format(key), answer, tuple(a for a in answers if a != answer)) for key, answer in pairs]
 
 
 def training_facts() -> list[Fact]:
