@@ -1,0 +1,30 @@
+"""One MLflow run and one registered model version per variant; the same results are registered once."""
+
+from components import stage_main
+from normalign.settings import Profile
+
+
+def run(profile: Profile, *variants: str) -> str:
+    """Register each of ``variants``, unless its results already are.
+
+    Raises:
+        ValueError: a result is missing, or the registry cannot be used; the message says why.
+    """
+    if not variants:
+        raise ValueError(f"no variant named; valid: {', '.join(profile.variants)}")
+    for variant in variants:
+        profile.variant(variant)
+    from mlflow.exceptions import MlflowException
+
+    from normalign.registry.store import open_registry
+    from normalign.registry.versions import register
+
+    try:
+        client = open_registry(profile.registry)
+        return "\n".join(register(client, profile, variant) for variant in variants)
+    except MlflowException as error:
+        raise ValueError(f"registry: {error}") from error
+
+
+if __name__ == "__main__":
+    stage_main(run)

@@ -1,0 +1,68 @@
+"""Opening the registry, and the names in it."""
+
+import logging
+import os
+from pathlib import Path
+
+import mlflow
+from filelock import FileLock
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
+from mlflow.tracking import MlflowClient
+
+from normalign.settings import Profile, RegistrySettings
+
+LOCK_FILE = Path("state/registry.lock")
+
+
+def model_name(profile: str) -> str:
+    """The registered model of a profile.
+
+    One per profile, with a version per registered variant: an alias is unique within a registered model, so
+    `champion` names the one version that a profile serves, whichever variant it is.
+    """
+    return f"normalign-{profile}"
+
+
+def registry_lock() -> FileLock:
+    """A lock between the processes of this checkout that write to the registry; register stages run two at a time."""
+    LOCK_FILE.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(LOCK_FILE)
+
+
+def open_registry(registry: RegistrySettings) -> MlflowClient:
+    """A client of the registry that ``MLFLOW_TRACKING_URI`` or else ``registry`` names; a new database is set up."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or registry.tracking_uri
+    for name in ("mlflow.store.db.utils", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if uri.startswith("sqlite:///"):
+        Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    # The first queries create a fresh database's tables; two processes that do so at once both fail.
+    with registry_lock():
+        client.search_experiments(max_results=1)
+        client.search_registered_models(max_results=1)
+    return client
+
+
+def experiment(client: MlflowClient, profile: Profile) -> str:
+    """Id of the profile's experiment, which is created if there is none; the caller holds the registry lock."""
+    name = model_name(profile.name)
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    # Without a location of its own, a local database puts artifacts under whatever folder is the current one.
+    served = str(mlflow.get_tracking_uri()).startswith("http")  # then the server decides
+    location = None if served else Path(profile.registry.artifacts).resolve().as_uri()
+    return str(client.create_experiment(name, artifact_location=location))
+
+
+def ensure_registered_model(client: MlflowClient, name: str) -> None:
+    """Create the registered model unless it exists."""
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
+            raise
