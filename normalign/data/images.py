@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 ImageReason = Literal["image_outside_root", "image_missing", "image_empty", "image_too_large", "image_undecodable"]
 
 # What data sets use. Anything else stays out, above all EPS, which Pillow hands to an interpreter.
-_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _WHITE = (255, 255, 255, 255)
 
 

@@ -77,12 +77,15 @@ class _Dealer:
     def rng(self, purpose: str, index: int) -> random.Random:
         return random.Random(f"{self.key}/{purpose}/{index}")
 
+    def order(self, purpose: str, block: int, values: int) -> list[int]:
+        order = list(range(values))
+        self.rng(purpose, block).shuffle(order)
+        return order
+
     def deal(self, purpose: str, index: int, values: int) -> int:
         """A number below ``values``; every block of ``values`` indices gets each number once, shuffled."""
         block, place = divmod(index, values)
-        order = list(range(values))
-        self.rng(purpose, block).shuffle(order)
-        return order[place]
+        return self.order(purpose, block, values)[place]
 
     def shapes(self, index: int, split: Split) -> Scene:
         first = Thing(
@@ -94,7 +97,12 @@ class _Dealer:
         return shape_scene(first, count, split, self.rng("shapes", index))
 
     def words(self, index: int, split: Split) -> Scene:
-        return word_scene(WORDS[self.deal("word", index, len(WORDS))], split, self.rng("words", index))
+        """Every block of scenes shows each word once at the top and once at the bottom."""
+        block, place = divmod(index, len(WORDS))
+        order = self.order("word", block, len(WORDS))
+        shift = self.rng("shift", block).randrange(1, len(WORDS))
+        top, bottom = WORDS[order[place]], WORDS[order[(place + shift) % len(WORDS)]]
+        return word_scene(top, bottom, split, self.rng("words", index))
 
 
 def _ask_color(thing: Thing) -> Question:

@@ -1,0 +1,73 @@
+"""The stage `dataset` on generated data and on a LLaVA folder: what it writes, counts and refuses."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from components import dataset
+from normalign.data.llava import load_records
+from normalign.files import read_json, write_json
+from normalign.settings import DatasetSettings, LlavaSettings, Profile, load_profile
+
+PARAMS = Path(__file__).parents[2] / "params.yaml"
+
+
+@pytest.fixture
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
+    monkeypatch.chdir(tmp_path)
+    return load_profile("ci", PARAMS)
+
+
+def with_llava(profile: Profile, folder: Path, share: float) -> Profile:
+    Image.new("RGB", (8, 8), (1, 2, 3)).save(folder / "ok.png")
+    (folder / "bad.png").write_bytes((folder / "ok.png").read_bytes()[:40])
+
+    def row(name: str, image: str) -> dict[str, Any]:
+        talk = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "That."}]
+        return {"id": name, "image": image, "conversations": talk}
+
+    write_json(folder / "all.json", [row("1", "ok.png"), row("2", "bad.png"), row("3", "ok.png")])
+    source = LlavaSettings(*[str(folder / "all.json"), str(folder)] * 2)
+    settings = DatasetSettings(synthetic=None, llava=source, max_pixels=10_000, max_dropped_share=share)
+    return dataclasses.replace(profile, dataset=settings)
+
+
+def test_generated_data_passes_its_own_reader_twice_identically(profile: Profile) -> None:
+    summary = dataset.run(profile)
+    first = (profile.folder / "dataset.json").read_bytes()
+    metrics = json.loads(first)
+    assert metrics["benchmarks"] == {"presence": 24, "choice": 12, "reading": 8, "text": 12}
+    assert metrics["stage1"]["kept"] == 16 and metrics["stage1"]["dropped"] == 0
+    assert metrics["stage2"]["kept"] == 12 + 1
+    records = load_records(profile.folder / "dataset" / "stage2.jsonl")
+    assert sum(record.image is None for record in records) == 1
+    assert sum(len(record.turns) for record in records) == metrics["stage2"]["turns"]
+    assert "16 of 16 records kept, dropped: none" in summary
+    dataset.run(profile)
+    assert (profile.folder / "dataset.json").read_bytes() == first
+    assert str(Path.cwd()) not in first.decode()
+
+
+def test_llava_folder_is_read_and_rejects_are_shown(profile: Profile, tmp_path: Path) -> None:
+    profile = with_llava(profile, tmp_path, share=0.5)
+    summary = dataset.run(profile)
+    assert "2 of 3 records kept, dropped: 1 image_undecodable" in summary
+    metrics = read_json(profile.folder / "dataset.json")
+    assert metrics["stage2"]["dropped_by_reason"] == {"image_undecodable": {"count": 1, "examples": ["2"]}}
+    assert metrics["benchmarks"] == {}
+    written = {path.name for path in (profile.folder / "dataset").iterdir()}
+    assert written == {"stage1.jsonl", "stage2.jsonl"}
+    assert str(tmp_path) not in (profile.folder / "dataset" / "stage1.jsonl").read_text()
+
+
+def test_too_many_rejects_stop_the_stage_and_leave_the_old_output(profile: Profile, tmp_path: Path) -> None:
+    dataset.run(profile)
+    before = (profile.folder / "dataset.json").read_bytes()
+    with pytest.raises(ValueError, match=r"all\.json: 1 of 3 .*1 image_undecodable \(e\.g\. 2\)"):
+        dataset.run(with_llava(profile, tmp_path, share=0.1))
+    assert (profile.folder / "dataset.json").read_bytes() == before
+    assert (profile.folder / "dataset" / "benchmarks" / "text.jsonl").exists()

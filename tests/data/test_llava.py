@@ -1,0 +1,184 @@
+"""The LLaVA reader: a record is valid or rejected under exactly one reason; the manifest counts all of them."""
+
+import json
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from normalign.data.images import ImageReason
+from normalign.data.llava import (
+    PLACEHOLDER,
+    ConversationReason,
+    Record,
+    Reject,
+    Turn,
+    check_row,
+    load_records,
+    read_llava,
+)
+from normalign.data.manifest import collect, require_kept
+from normalign.files import write_jsonl
+
+LIMIT = 10_000
+
+
+def talk(*values: str) -> list[dict[str, str]]:
+    return [{"from": ("human", "gpt")[i % 2], "value": value} for i, value in enumerate(values)]
+
+
+def row(name: str, image: str | None, *values: str) -> dict[str, Any]:
+    return {"id": name, "image": image, "conversations": talk(*values)}
+
+
+ASK = f"{PLACEHOLDER}\nWhat?"
+# One bad row for each reason there is.
+BAD: dict[str, Any] = {
+    "malformed_record": {"id": "x", "image": ["a.png"], "conversations": talk("q", "a")},
+    "no_turns": row("x", None),
+    "roles_out_of_order": {"id": "x", "conversations": talk("q", "a")[::-1]},
+    "blank_question": row("x", None, " ", "a"),
+    "blank_answer": row("x", "ok.png", ASK, " \n"),
+    "placeholder_missing": row("x", "ok.png", "What?", "a", ASK, "b"),
+    "placeholder_repeated": row("x", "ok.png", ASK + PLACEHOLDER, "a"),
+    "placeholder_in_answer": row("x", "ok.png", ASK, PLACEHOLDER),
+    "placeholder_without_image": row("x", None, ASK, "a"),
+    "image_outside_root": row("x", "../ok.png", ASK, "a"),
+    "image_missing": row("x", "none.png", ASK, "a"),
+    "image_empty": row("x", "zero.png", ASK, "a"),
+    "image_too_large": row("x", "large.png", ASK, "a"),
+    "image_undecodable": row("x", "text.png", ASK, "a"),
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    Image.new("RGB", (8, 8), (1, 2, 3)).save(tmp_path / "ok.png")
+    Image.new("RGB", (101, 100)).save(tmp_path / "large.png")
+    (tmp_path / "zero.png").touch()
+    (tmp_path / "text.png").write_text("no picture")
+    return tmp_path
+
+
+def test_every_reason_has_a_row_that_is_rejected_for_it(root: Path) -> None:
+    assert set(BAD) == {*typing.get_args(ConversationReason), *typing.get_args(ImageReason)}
+    for reason, bad in BAD.items():
+        verdict = check_row(bad, "#0", root, LIMIT)
+        assert isinstance(verdict, Reject), reason
+        assert (verdict.id, verdict.reason) == ("x", reason)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "text",
+        None,
+        {"conversations": talk("q", "a")},
+        {"id": True, "conversations": "no"},
+        {"id": "x", "conversations": [{"from": "human"}, {"from": "gpt", "value": 3}]},
+    ],
+)
+def test_rows_of_another_shape_are_malformed(root: Path, bad: Any) -> None:
+    verdict = check_row(bad, "#7", root, LIMIT)
+    assert isinstance(verdict, Reject)
+    assert verdict.reason == "malformed_record"
+
+
+def test_question_without_answer_is_out_of_order(root: Path) -> None:
+    verdict = check_row(row("x", None, "q", "a", "q"), "#0", root, LIMIT)
+    assert isinstance(verdict, Reject)
+    assert verdict.reason == "roles_out_of_order"
+
+
+def test_array_and_lines_give_the_same_records_in_order(root: Path) -> None:
+    rows = [row("1", "ok.png", ASK, "a", "And?", "b"), row("2", None, "q", "a"), BAD["blank_answer"]]
+    (root / "array.json").write_text(json.dumps(rows))
+    (root / "lines.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    array, lines = (list(read_llava(root / name, root, LIMIT)) for name in ("array.json", "lines.jsonl"))
+    assert array == lines
+    assert array[0] == Record("1", "ok.png", (Turn("What?", "a"), Turn("And?", "b")))
+    assert array[1] == Record("2", None, (Turn("q", "a"),))
+
+
+def test_broken_line_costs_itself_alone_and_is_named_by_its_place(root: Path) -> None:
+    (root / "lines.jsonl").write_text('{"id": \n' + json.dumps(row("1", None, "q", "a")))
+    first, second = read_llava(root / "lines.jsonl", root, LIMIT)
+    assert isinstance(first, Reject)
+    assert (first.id, first.reason) == ("#0", "malformed_record")
+    assert isinstance(second, Record)
+
+
+def test_broken_array_names_the_file(root: Path) -> None:
+    (root / "array.json").write_text("[{")
+    with pytest.raises(ValueError, match=r"array\.json"):
+        list(read_llava(root / "array.json", root, LIMIT))
+
+
+messages = st.fixed_dictionaries(
+    {
+        "from": st.sampled_from(["human", "gpt", "system"]),
+        "value": st.lists(st.sampled_from([PLACEHOLDER, "<im", "age>", "word", " "]), max_size=4).map("".join),
+    }
+)
+alternating = st.lists(messages, max_size=6).map(
+    lambda talk: [{**message, "from": ("human", "gpt")[i % 2]} for i, message in enumerate(talk)]
+)
+
+
+@given(conversation=st.one_of(alternating, st.lists(messages, max_size=6)), has_image=st.booleans())
+def test_no_conversation_yields_an_invalid_record(
+    tmp_path_factory: pytest.TempPathFactory, conversation: list[dict[str, str]], has_image: bool
+) -> None:
+    root = tmp_path_factory.getbasetemp()
+    if not (root / "ok.png").exists():
+        Image.new("RGB", (8, 8)).save(root / "ok.png")
+    image = "ok.png" if has_image else None
+    record = check_row({"id": 1, "image": image, "conversations": conversation}, "#0", root, LIMIT)
+    if isinstance(record, Reject):
+        return
+    assert [message["from"] for message in conversation] == ["human", "gpt"] * len(record.turns)
+    assert sum(message["value"].count(PLACEHOLDER) for message in conversation) == int(has_image)
+    assert (PLACEHOLDER in conversation[0]["value"]) == has_image
+    for turn in record.turns:
+        assert turn.question.strip() and turn.answer.strip()
+        assert PLACEHOLDER not in turn.question and PLACEHOLDER not in turn.answer
+
+
+def test_records_survive_writing_and_loading(root: Path) -> None:
+    records = [Record("ä", "ok.png", (Turn("q\n", "a"),)), Record("2", None, (Turn("x", "y"), Turn("z", "w")))]
+    write_jsonl(root / "stage1.jsonl", (record.to_json() for record in records))
+    assert load_records(root / "stage1.jsonl") == records
+
+
+def test_manifest_counts_each_reason_and_keeps_ten_examples(root: Path) -> None:
+    rows = [check_row(row(f"good{i}", "ok.png", ASK, "a", "q", "b"), "", root, LIMIT) for i in range(3)]
+    rows += [check_row(row(f"bad{i}", None, "q", ""), "", root, LIMIT) for i in range(12)]
+    records, manifest = collect(rows, root)
+    assert (manifest.read, manifest.kept, manifest.dropped, manifest.turns) == (15, 3, 12, 6)
+    assert manifest.dropped_by_reason["blank_answer"].count == 12
+    assert manifest.dropped_by_reason["blank_answer"].examples == [f"bad{i}" for i in range(10)]
+    assert [record.id for record in records] == ["good0", "good1", "good2"]
+    assert manifest.summary() == "3 of 15 records kept, dropped: 12 blank_answer"
+
+
+def test_fingerprint_depends_on_text_and_on_image_bytes(root: Path) -> None:
+    def fingerprint(answer: str) -> str:
+        return collect([Record("1", "ok.png", (Turn("q", answer),))], root)[1].fingerprint
+
+    before = fingerprint("a")
+    assert before == fingerprint("a") != fingerprint("b")
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(root / "ok.png")
+    assert fingerprint("a") != before
+
+
+def test_too_many_dropped_records_stop_the_stage_with_reasons_and_counts(root: Path) -> None:
+    _, manifest = collect([Record("1", None, (Turn("q", "a"),)), Reject("2", "no_turns", "")], root)
+    require_kept(manifest, 0.5, Path("data.json"))
+    with pytest.raises(ValueError, match=r"data\.json: 1 of 2 .* 1 no_turns \(e\.g\. 2\)"):
+        require_kept(manifest, 0.49, Path("data.json"))
+    with pytest.raises(ValueError, match="no record at all"):
+        require_kept(collect([], root)[1], 1.0, Path("data.json"))
