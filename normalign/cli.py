@@ -8,6 +8,7 @@ import typer
 app = typer.Typer(name="normalign", no_args_is_help=True, add_completion=False, help=__doc__.splitlines()[0])
 profile_app = typer.Typer(no_args_is_help=True, help="Which profile of params.yaml the pipeline runs.")
 app.add_typer(profile_app, name="profile")
+_PROFILE = typer.Option(None, help="Profile to show; default: the one in params.yaml.")
 
 
 @contextmanager
@@ -31,18 +32,18 @@ def profile_use(name: str = typer.Argument(help="A profile of params.yaml.")) ->
 
 
 @app.command()
-def report() -> None:
-    """Show the report of the profile in params.yaml."""
-    from normalign.commands import report
+def report(profile: str | None = _PROFILE) -> None:
+    """Print the report's tables and say where its page is."""
+    from normalign.commands.report import report
 
     with _told():
-        report.run()
+        report(profile)
 
 
 @app.command()
-def compare() -> None:
-    """Show the registered versions of all variants side by side."""
-    from normalign.commands import compare
+def compare(profile: str | None = _PROFILE) -> None:
+    """Print the registered versions of a profile side by side."""
+    from normalign.commands.compare import compare
 
     with _told():
-        compare.run()
+        compare(profile)

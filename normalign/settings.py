@@ -1,4 +1,4 @@
-"""params.yaml as frozen dataclasses: an unknown, missing or mistyped key is refused with its path and the nearest name."""
+"""params.yaml as frozen dataclasses; an unknown key is refused with its path and the nearest valid name."""
 
 import dataclasses
 import difflib
@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import yaml
 
+from normalign.training.options import TrainingOptions
+
 PARAMS_FILE = Path("params.yaml")
 TOP_LEVEL_KEYS = ("profile", "run", "variants", "templates", "profiles")
-MODULES = ("vision", "projector", "aligner", "language")
 
 
 class SettingsError(ValueError):
@@ -61,7 +62,7 @@ class WeightsSettings:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """``feature_layer``: index into the vision tower's hidden states; ``feature_norm``: apply its final norm to them."""
+    """``feature_layer``: index into the vision tower's hidden states; ``feature_norm``: its final norm is applied."""
 
     image_size: int
     feature_layer: int
@@ -100,7 +101,7 @@ class DatasetSettings:
 
     def __post_init__(self) -> None:
         if (self.synthetic is None) == (self.llava is None):
-            raise SettingsError("dataset: exactly one of 'synthetic' and 'llava' must be set, the other one null")
+            raise ValueError("synthetic: exactly one of it and 'llava' must be set, the other one null")
 
 
 @dataclass(frozen=True)
@@ -111,37 +112,6 @@ class EncoderNormSettings:
 @dataclass(frozen=True)
 class FeaturesSettings:
     budget_gb: float
-
-
-@dataclass(frozen=True)
-class TrainingSettings:
-    """One training stage. ``learning_rate`` is the trainable table: a module that is not named there is frozen."""
-
-    learning_rate: dict[str, float]
-    global_batch: int
-    micro_batch: int
-    epochs: int
-    warmup_ratio: float
-    weight_decay: float
-    betas: tuple[float, float]
-    eps: float
-    clip_norm: float
-    seed: int
-    per_turn: bool
-    pack: bool
-    checkpoint_minutes: float
-
-    def __post_init__(self) -> None:
-        for module, rate in self.learning_rate.items():
-            if module not in MODULES:
-                raise SettingsError(f"learning_rate: unknown module {module!r}{_nearest(module, MODULES)}")
-            if rate <= 0:
-                raise SettingsError(
-                    f"learning_rate.{module} is {rate}; leave the module out to freeze it, or set a rate above 0"
-                )
-        for name in ("global_batch", "micro_batch", "epochs"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -189,8 +159,8 @@ class Profile:
     dataset: DatasetSettings
     encoder_norm: EncoderNormSettings
     features: FeaturesSettings
-    stage1: TrainingSettings
-    stage2: TrainingSettings
+    stage1: TrainingOptions
+    stage2: TrainingOptions
     evaluate: EvaluateSettings
     probe: ProbeSettings
     check: CheckSettings
@@ -266,15 +236,13 @@ def _build_dataclass(kind: type, value: Any, path: str) -> Any:
     for key in value:
         if key not in fields:
             raise SettingsError(f"{path}: unknown key {key!r}{_nearest(key, fields)}")
-    missing = [
-        name for name, field in fields.items() if name not in value and field.default is dataclasses.MISSING
-    ]
+    missing = [name for name, field in fields.items() if name not in value and field.default is dataclasses.MISSING]
     if missing:
         raise SettingsError(f"{path}: missing key {missing[0]!r}; add it")
     built = {key: _build(hints[key], item, f"{path}.{key}") for key, item in value.items()}
     try:
         return kind(**built)
-    except SettingsError as error:
+    except ValueError as error:
         raise SettingsError(f"{path}.{error}") from None
 
 

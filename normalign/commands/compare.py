@@ -4,6 +4,7 @@ import datetime
 
 from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -16,8 +17,8 @@ COLUMNS = (
     "variant",
     "aliases",
     "norm / T",
-    "sync gap, first 8",
-    "visual accuracy, %",
+    "sync gap",
+    "visual, %",
     "shuffled, %",
     "text, %",
     "commit",
@@ -35,6 +36,8 @@ def compare(profile: str | None = None) -> None:
     name = model_name(settings.name)
     client = open_registry(settings.registry)
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)  # piped: one line per version
     versions = versions_of(client, name)
     if not versions:
         console.print(f"Nothing is registered as {name} yet; `make repro` registers what passes its gates.")
@@ -43,7 +46,10 @@ def compare(profile: str | None = None) -> None:
     for alias, version in client.get_registered_model(name).aliases.items():
         aliases.setdefault(str(version), []).append(alias)
     runs = runs_of(client, versions)
-    table = Table(*COLUMNS, title=name, caption="norm / T and sync gap after stage 2; ± is one standard error")
+    caption = "norm / T and sync gap (first 8 layers) after stage 2; accuracies with matched and shuffled images"
+    table = Table(title=name, caption=caption, box=box.SIMPLE_HEAD)
+    for column in COLUMNS:
+        table.add_column(column, overflow="fold")
     for version in versions:
         labels = ", ".join(sorted(aliases.get(str(version.version), [])))
         table.add_row(*_row(version, labels, runs[str(version.run_id)]))

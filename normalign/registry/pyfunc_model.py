@@ -1,7 +1,7 @@
 """The code that MLflow stores with a registered version and runs to load it (models from code)."""
 
 import base64
-import io
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,8 @@ from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 if TYPE_CHECKING:
     from PIL import Image
+
+MAX_PIXELS = 100_000_000  # checked before decoding
 
 
 class VisionLanguageModel(PythonModel):
@@ -37,24 +39,25 @@ class VisionLanguageModel(PythonModel):
 
 
 def open_image(value: Any) -> "Image.Image | None":
-    """The image that a path or base64 text stands for; None for an empty value.
+    """The image that a path or base64 text stands for, decoded as in training; None for an empty value.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is neither, or the image cannot be used.
     """
-    from PIL import Image, UnidentifiedImageError
+    from normalign.data.images import open_image as decode
 
     if not isinstance(value, str) or not value:
         return None
     # A file's name is short, base64 of an image is not, and the operating system refuses over-long names.
     if len(value) < 1024 and Path(value).is_file():
-        return Image.open(value).convert("RGB")
+        return decode(Path(value).name, Path(value).parent, MAX_PIXELS)
     try:
-        return Image.open(io.BytesIO(base64.b64decode(value, validate=True))).convert("RGB")
-    except (ValueError, UnidentifiedImageError):
-        raise ValueError(
-            f"column 'image': {value[:60]!r} is neither the path of an image file nor an image in base64"
-        ) from None
+        content = base64.b64decode(value, validate=True)
+    except ValueError:
+        raise ValueError(f"column 'image': {value[:60]!r} is neither the path of a file nor base64") from None
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "image").write_bytes(content)
+        return decode("image", Path(folder), MAX_PIXELS)
 
 
 set_model(VisionLanguageModel())

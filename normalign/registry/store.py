@@ -39,11 +39,10 @@ def open_registry(registry: RegistrySettings) -> MlflowClient:
         Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
-    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    # The first queries create a fresh database's tables; two processes that do so at once both fail.
+    # Opening a fresh database creates its tables; two processes that do so at once both fail.
     with registry_lock():
-        client.search_experiments(max_results=1)
-        client.search_registered_models(max_results=1)
+        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        client.search_registered_models(max_results=1)  # the registry is opened by its first query
     return client
 
 

@@ -1,6 +1,7 @@
 """Finding and creating registered versions; registering the same results twice gives one version."""
 
 import contextlib
+import warnings
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ def _log_model(profile: Profile, variant: str, tags: dict[str, str]) -> str:
     if sum(path.stat().st_size for path in files) > MAX_COPIED_BYTES:
         where = {"dvc_path": folder.as_posix(), "dvc_md5": tags["dvc_md5"]}
         return str(mlflow.create_external_model(name=variant, tags=where).model_id)
+    warnings.filterwarnings("ignore", "An input example was not provided")
     info = mlflow.pyfunc.log_model(
         name=variant,
         python_model=str(Path(__file__).with_name("pyfunc_model.py")),

@@ -1,0 +1,1 @@
+"""Probes: what norms, directions and attention do from layer to layer."""

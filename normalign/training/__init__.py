@@ -1,0 +1,1 @@
+"""Training: the trainable table, the loop and its checkpoints. Torch, transformers and accelerate only."""

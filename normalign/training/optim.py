@@ -1,0 +1,92 @@
+"""What trains and at which learning rate: one table, used to freeze, to build the optimizer and to check it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from normalign.training.options import MODULES, TrainingOptions
+from normalign.vlm.model import NormalignForConditionalGeneration, module_of
+
+
+@dataclass(frozen=True)
+class Row:
+    """A module of the table: its learning rate (None: frozen) and parameters by full name."""
+
+    module: str
+    learning_rate: float | None
+    parameters: dict[str, nn.Parameter]
+
+    @property
+    def size(self) -> int:
+        """Number of scalars."""
+        return sum(p.numel() for p in self.parameters.values())
+
+
+class TrainableTable:
+    """Vision tower, projector, aligner and language model with their learning rates.
+
+    Building it sets ``requires_grad`` on every parameter of the model, so that what the table says is what trains.
+    """
+
+    def __init__(self, model: NormalignForConditionalGeneration, options: TrainingOptions) -> None:
+        members: dict[str, dict[str, nn.Parameter]] = {module: {} for module in MODULES}
+        for name, parameter in model.named_parameters():
+            members[module_of(name)][name] = parameter
+        self.rows = [Row(m, options.learning_rate.get(m), members[m]) for m in MODULES]
+        for row in self.rows:
+            for parameter in row.parameters.values():
+                parameter.requires_grad_(row.learning_rate is not None)
+
+    def trainable(self) -> Iterator[Row]:
+        """Rows that train and have parameters (an aligner may have none)."""
+        return (row for row in self.rows if row.learning_rate is not None and row.parameters)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Every trainable parameter, in the table's order."""
+        return [p for row in self.trainable() for p in row.parameters.values()]
+
+    def describe(self) -> str:
+        """The table as lines of text, for the start of a run."""
+        lines = [f"{'module':<10} {'parameters':>12}  learning rate"]
+        for row in self.rows:
+            rate = "frozen" if row.learning_rate is None else f"{row.learning_rate:g}"
+            lines.append(f"{row.module:<10} {row.size:>12,}  {rate}")
+        return "\n".join(lines)
+
+    def optimizer(self, options: TrainingOptions) -> torch.optim.AdamW:
+        """AdamW with one group per trainable module; gains, biases and other vectors are exempt from weight decay."""
+        groups = []
+        for row in self.trainable():
+            for decays in (True, False):
+                chosen = [p for p in row.parameters.values() if (p.ndim > 1) == decays]
+                if chosen:
+                    groups.append(
+                        {
+                            "params": chosen,
+                            "lr": row.learning_rate,
+                            "weight_decay": options.weight_decay if decays else 0.0,
+                            "module": row.module,
+                        }
+                    )
+        return torch.optim.AdamW(groups, betas=options.betas, eps=options.eps, fused=True)
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse to train unless the optimizer holds exactly the table's trainable parameters at the table's rates.
+
+        Raises:
+            ValueError: names the module that differs.
+        """
+        for row in self.rows:
+            held = {
+                id(p): group["lr"]
+                for group in optimizer.param_groups
+                if group["module"] == row.module
+                for p in group["params"]
+            }
+            expected = {id(p) for p in row.parameters.values()} if row.learning_rate is not None else set()
+            if held.keys() != expected or any(rate != row.learning_rate for rate in held.values()):
+                raise ValueError(f"the optimizer does not train {row.module!r} as the table says; nothing was trained")
+            if any(p.requires_grad != bool(expected) for p in row.parameters.values()):
+                raise ValueError(f"requires_grad of {row.module!r} differs from the table; nothing was trained")

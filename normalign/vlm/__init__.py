@@ -1,0 +1,1 @@
+"""The vision-language model with an aligner: model, chat format, packing, scoring, checkpoints."""
