@@ -32,9 +32,7 @@ class Pullable:
         names = f"{self.stages} stage{'s' * (self.stages != 1)}"
         spared = f"dvc.lock knows the outputs of {names} that are not here ({self.size / 1e6:.1f} MB)"
         if self.remote is None:
-            return (
-                f"{spared}; no DVC remote is configured that `dvc pull` could fetch them from: running them"
-            )
+            return f"{spared}; no DVC remote is configured that `dvc pull` could fetch them from: running them"
         return f"{spared}; `dvc pull` from remote {self.remote!r} could spare running them"
 
 
@@ -55,9 +53,7 @@ class Dag:
 
     def longest_path(self, name: str) -> int:
         """Number of stages on the longest way from ``name`` to an end of the pipeline, itself included."""
-        return 1 + max(
-            (self.longest_path(s.name) for s in self.stages.values() if name in s.upstream), default=0
-        )
+        return 1 + max((self.longest_path(s.name) for s in self.stages.values() if name in s.upstream), default=0)
 
 
 def read_dag(root: Path) -> Dag:
@@ -108,12 +104,12 @@ def _with_batches(dag: Dag, to_run: frozenset[str], commands: dict[str, str]) ->
         else:
             to_run |= dag.downstream([name])
     stages = dict(dag.stages)
-    for command, names in groups.items():
+    for words, names in groups.items():
         names.sort(key=list(dag.stages).index)
         batch = names[0].partition("@")[0]
         arguments = [shlex.split(commands[name])[-1] for name in names]
         upstream = frozenset().union(*(stages.pop(name).upstream for name in names))
-        stages[batch] = Stage(batch, (*command, *arguments), upstream)
+        stages[batch] = Stage(batch, (*words, *arguments), upstream)
         to_run |= {batch}
     return Dag(stages, to_run, dag.pullable)
 
@@ -135,6 +131,4 @@ def _pullable(repo: Any, status: dict[str, list[Any]]) -> Pullable | None:
 def _only_missing(reason: Any) -> bool:
     if not isinstance(reason, dict):
         return False
-    return all(
-        state in ("deleted", "not in cache") for entries in reason.values() for state in entries.values()
-    )
+    return all(state in ("deleted", "not in cache") for entries in reason.values() for state in entries.values())

@@ -60,7 +60,5 @@ def _source_problems(key: str, settings: SourceSettings) -> list[str]:
         get_hf_file_metadata(url, timeout=float(os.environ.get("HF_HUB_ETAG_TIMEOUT", _TIMEOUT_SECONDS)))
     except Exception as error:  # the hub's client, its HTTP library and the socket each have their own kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return [
-            f"{where} and cannot be fetched ({reason}); a gated model needs its licence accepted and HF_TOKEN"
-        ]
+        return [f"{where} and cannot be fetched ({reason}); a gated model needs its licence accepted and HF_TOKEN"]
     return []

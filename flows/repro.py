@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import fcntl
+import functools
 import os
 import signal
 import sys
@@ -37,9 +38,7 @@ def only_run(path: Path = STATE / "repro.lock") -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.seek(0)
-            raise ValueError(
-                f"process {handle.read().strip()} already runs this checkout: wait for it"
-            ) from None
+            raise ValueError(f"process {handle.read().strip()} already runs this checkout: wait for it") from None
         handle.truncate(0)
         handle.write(str(os.getpid()))
         handle.flush()
@@ -72,8 +71,8 @@ def run_in_terminal(dag: Dag, workers: int, console: Console) -> Results:
             succeeded = False
             display.started(stage.name)
             try:
-                on_line = lambda text: display.line(stage.name, text)  # noqa: E731
-                succeeded = processes.run(stage.command, log_of(stage.name), on_line) == 0
+                show = functools.partial(display.line, stage.name)
+                succeeded = processes.run(stage.command, log_of(stage.name), show) == 0
                 display.finished(stage.name, succeeded)
             except StoppedError:
                 pass
@@ -82,10 +81,11 @@ def run_in_terminal(dag: Dag, workers: int, console: Console) -> Results:
             finally:
                 finished(succeeded)
 
+        def start(stage: Stage, finished: Callable[[bool], None]) -> None:
+            pool.submit(execute, stage, finished)
+
         try:
-            return run_dag(
-                dag, workers, lambda stage, finished: pool.submit(execute, stage, finished) and None
-            )
+            return run_dag(dag, workers, start)
         except BaseException:
             for number in INTERRUPTS:  # a second Ctrl-C must not cut the ending short
                 signal.signal(number, signal.SIG_IGN)
@@ -125,12 +125,8 @@ def _close(console: Console, profile: Profile, results: Results) -> None:
 def main() -> int:
     """Command line; see ``--help``."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "root", nargs="?", type=Path, default=Path(), help="folder of dvc.yaml (default: this one)"
-    )
-    parser.add_argument(
-        "--workers", type=int, help="stages to run at a time (default: cores / threads, at most 2)"
-    )
+    parser.add_argument("root", nargs="?", type=Path, default=Path(), help="folder of dvc.yaml (default: this one)")
+    parser.add_argument("--workers", type=int, help="stages to run at a time (default: cores / threads, at most 2)")
     arguments = parser.parse_args()
     prepare(arguments.root)
     console = Console()

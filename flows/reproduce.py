@@ -29,9 +29,7 @@ _PROGRESS_SECONDS = 10.0
 def metric_rows(metrics: Any, prefix: str = "") -> list[dict[str, Any]]:
     """Nested metrics as one row per number, text or truth value, named by its dotted path."""
     if isinstance(metrics, dict):
-        return [
-            row for key, value in metrics.items() for row in metric_rows(value, f"{prefix}.{key}".lstrip("."))
-        ]
+        return [row for key, value in metrics.items() for row in metric_rows(value, f"{prefix}.{key}".lstrip("."))]
     return [] if isinstance(metrics, list) else [{"metric": prefix, "value": metrics}]
 
 
@@ -61,9 +59,7 @@ def publish_metrics(stage: Stage) -> None:
 
     rows = [row for path in stage.metrics if path.suffix == ".json" for row in metric_rows(_load(path))]
     if rows:
-        create_table_artifact(
-            key=artifact_key(stage.name), table=rows, description=f"Metrics of {stage.name}"
-        )
+        create_table_artifact(key=artifact_key(stage.name), table=rows, description=f"Metrics of {stage.name}")
 
 
 def _load(path: Path) -> Any:
@@ -130,15 +126,14 @@ def build_flow(profile: Profile, dag: Dag) -> Callable[[], Results]:
     from prefect.task_runners import ThreadPoolTaskRunner
 
     workers = workers_for(profile.compute)
+    threads: Any = ThreadPoolTaskRunner(max_workers=workers)
 
-    @flow(name="reproduce", flow_run_name=profile.name, task_runner=ThreadPoolTaskRunner(max_workers=workers))
+    @flow(name="reproduce", flow_run_name=profile.name, task_runner=threads)
     def reproduce() -> Results:
         results = run_in_prefect(dag, workers)
         publish_report(profile)
         if results.failed:
-            raise RuntimeError(
-                f"failed: {', '.join(results.failed)}; skipped: {', '.join(results.skipped) or 'none'}"
-            )
+            raise RuntimeError(f"failed: {', '.join(results.failed)}; skipped: {', '.join(results.skipped) or 'none'}")
         return results
 
     return reproduce
@@ -153,14 +148,10 @@ def main(root: Path) -> int:
             preflight.check(profile)
             dag = read_dag(Path.cwd())
             # Two first uses of one database would migrate it at the same time.
-            subprocess.run(
-                [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"], check=True
-            )
+            subprocess.run([sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"], check=True)
             results = build_flow(profile, dag)()
     except KeyboardInterrupt:
-        print(
-            "interrupted: no stage is left running; the next `make flow` goes on from here", file=sys.stderr
-        )
+        print("interrupted: no stage is left running; the next `make flow` goes on from here", file=sys.stderr)
         return INTERRUPTED
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,0 +1,88 @@
+"""The closing table and the checks before a run."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flows import preflight
+from flows.summary import closing_row, closing_table
+from normalign.files import write_json
+from normalign.settings import Profile, SettingsError, load_profile
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
+    monkeypatch.chdir(tmp_path)
+    return load_profile("ci", ROOT / "params.yaml")
+
+
+def write_metrics(profile: Profile, variant: str, passed: bool) -> None:
+    results = profile.results(variant)
+    point = {"ratio": 1.23456, "sync_gap": {"all": 0.5, "first8": 0.0123}}
+    write_json(results / "probe.json", {"points": {"init": {}, "stage1": {}, "stage2": point}})
+    tasks = {
+        "presence": {"kind": "visual", "items": 9, "accuracy": 0.1},
+        "facts": {"kind": "text", "items": 100, "accuracy": 0.5},
+        "more": {"kind": "text", "items": 300, "accuracy": 0.9},
+    }
+    pooled = {"accuracy": 0.6123, "stderr": 0.0149, "shuffled_accuracy": 0.401}
+    write_json(results / "evaluation.json", {"tasks": tasks, "pooled_visual": pooled})
+    verdicts = [{"expectation": "norm_ratio", "passed": passed}, {"expectation": "loss_falls", "passed": True}]
+    write_json(results / "check.json", {"passed": passed, "verdicts": verdicts})
+
+
+def test_the_closing_row_holds_the_metrics_after_training(profile: Profile) -> None:
+    write_metrics(profile, "norm", passed=True)
+    write_json(profile.folder / "gates" / "norm.json", {"passed": True})
+    # text: (100 * 0.5 + 300 * 0.9) / 400 = 0.8
+    assert closing_row(profile, "norm") == ("norm", "1.23", "0.0123", "61.2 ± 1.5", "40.1", "80.0", "passed")
+
+
+def test_a_stopped_variant_is_shown_with_what_stopped_it(profile: Profile) -> None:
+    write_metrics(profile, "norm", passed=False)
+    assert closing_row(profile, "norm")[-1] == "stopped: norm_ratio"
+
+
+def test_a_variant_without_metrics_is_a_row_of_dashes(profile: Profile) -> None:
+    assert closing_row(profile, "baseline") == ("baseline", *"––––––")
+
+
+def test_the_closing_table_fits_a_terminal_of_80_columns(profile: Profile) -> None:
+    write_metrics(profile, "norm", passed=True)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(closing_table(profile, ["baseline", "norm"]))
+    text = console.export_text()
+    assert "61.2 ± 1.5" in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_a_cpu_profile_with_local_sources_passes_the_preflight(profile: Profile) -> None:
+    preflight.check(profile)
+
+
+def test_a_paper_profile_is_refused_at_once_naming_devices_and_sources(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(SettingsError) as refused:
+        preflight.check(load_profile("llama32_3b", ROOT / "params.yaml"))
+    message = str(refused.value)
+    assert "needs 8 cuda device(s), this machine has 0" in message
+    assert "hub:google/siglip-so400m-patch14-384" in message and "HF_HUB_OFFLINE" in message
+    assert "hub:meta-llama/Llama-3.2-3B-Instruct" in message
+
+
+def test_a_hub_that_cannot_be_reached_is_named_with_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(SettingsError, match=r"Qwen2\.5-7B-Instruct.*cannot be fetched"):
+        preflight.check(load_profile("qwen25_7b", ROOT / "params.yaml"))
