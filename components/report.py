@@ -17,7 +17,7 @@ def run(profile: Profile, root: Path = Path()) -> str:
     folder = root / profile.folder / "report"
     write_text(folder / "index.html", render_html(inputs, sections))
     write_text(folder / "report.md", render_markdown(inputs, sections))
-    write_text(folder / "curves.svg", curves_svg(inputs))
+    write_text(folder / "curves.svg", curves_svg(sections))
     return f"report on {len(variants)} variants: {profile.folder / 'report' / 'index.html'}"
 
 

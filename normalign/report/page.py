@@ -73,9 +73,11 @@ def report_sections(inputs: ReportInputs) -> list[Section]:
     return [_summary(inputs), *_measurements(inputs), *_outcomes(inputs), _definitions()]
 
 
-def curves_svg(inputs: ReportInputs, name: str = "curves") -> str:
+def curves_svg(sections: list[Section]) -> str:
     """Layer-wise norm and cosine of all variants on shared axes, as a free-standing SVG document."""
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + layer_chart(inputs, name, NORM_AND_COSINE)
+    blocks = next(section.blocks for section in sections if section.anchor == "layers")
+    curves = next(block for block in blocks if isinstance(block, Chart))
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + curves.svg
 
 
 def render_markdown(inputs: ReportInputs, sections: list[Section]) -> str:

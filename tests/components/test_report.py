@@ -5,14 +5,15 @@ import os
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from components.report import run
-from normalign.commands.report import report
+from normalign.cli import app
+from normalign.files import write_text
 from normalign.settings import load_profile
 
 ROOT = Path(__file__).parents[2]
+TABLES = "## Norms\n\n### Norms at every interface\n\n| Variant | Median |\n| :--- | ---: |\n| norm_gwc | 3.20 |\n"
 
 
 @pytest.fixture
@@ -25,12 +26,6 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     module.make_run(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def command() -> typer.Typer:
-    app = typer.Typer()
-    app.command()(report)
-    return app
 
 
 def test_stage_writes_exactly_its_three_outputs_and_the_same_bytes_again(finished: Path) -> None:
@@ -53,22 +48,22 @@ def test_stage_lists_every_folder_it_reads_among_its_dependencies() -> None:
 
 
 def test_command_prints_the_tables_and_where_the_page_is(finished: Path) -> None:
-    run(load_profile("smol"))
-    result = CliRunner().invoke(command(), [], env={**os.environ, "COLUMNS": "160"})
+    write_text(finished / "data/smol/report/report.md", TABLES)
+    write_text(finished / "data/smol/report/index.html", "<p>page</p>")
+    result = CliRunner().invoke(app, ["report"], env={**os.environ, "COLUMNS": "160"})
     assert result.exit_code == 0
     assert "Norms at every interface" in result.output and "norm_gwc" in result.output
     assert f"Page: {(finished / 'data/smol/report/index.html').as_uri()}" in result.output
 
 
 def test_command_says_what_to_do_when_there_is_no_report_or_profile(finished: Path) -> None:
-    result = CliRunner().invoke(command(), [])
+    result = CliRunner().invoke(app, ["report"])
     assert result.exit_code == 1 and "make repro" in result.output
-    result = CliRunner().invoke(command(), ["--profile", "smoll"])
+    result = CliRunner().invoke(app, ["report", "--profile", "smoll"])
     assert result.exit_code == 1 and "did you mean 'smol'?" in result.output
 
 
 def test_command_shows_tables_even_without_the_page_of_a_fresh_clone(finished: Path) -> None:
-    run(load_profile("smol"))
-    (finished / "data/smol/report/index.html").unlink()
-    result = CliRunner().invoke(command(), [])
+    write_text(finished / "data/smol/report/report.md", TABLES)
+    result = CliRunner().invoke(app, ["report"])
     assert result.exit_code == 0 and "dvc pull" in result.output

@@ -15,11 +15,11 @@ from PIL import Image
 from normalign.files import read_json, read_jsonl, write_json, write_jsonl
 from normalign.report import page as page_module
 from normalign.report.accuracy import SEEDS, text_comparisons, visual_comparisons
-from normalign.report.charts import encoder_chart, running_mean, training_chart
+from normalign.report.charts import encoder_chart, layer_chart, running_mean, training_chart
 from normalign.report.headline import accuracy_verdict, failures, headline
 from normalign.report.inputs import ReportInputs, load_inputs
 from normalign.report.maps import IMAGE_BUDGET, attention_gallery
-from normalign.report.page import curves_svg, render_html, render_markdown, report_sections
+from normalign.report.page import NORM_AND_COSINE, curves_svg, render_html, render_markdown, report_sections
 from normalign.report.paper import NOT_MEASURED, our_figure, paper_figures, paper_table
 from normalign.report.significance import paired_difference
 from normalign.report.tables import interface_table, source_name, verdict_table
@@ -113,8 +113,9 @@ def test_text_from_the_data_is_escaped_everywhere(project: Path) -> None:
 def test_rendering_again_gives_the_same_bytes_without_date_version_or_path(
     finished: ReportInputs, page: str, tmp_path: Path
 ) -> None:
-    assert render(finished) == page
-    for text in (page, curves_svg(finished)):
+    sections = report_sections(finished)
+    assert render_html(finished, sections) == page
+    for text in (page, render_markdown(finished, sections), curves_svg(sections)):
         assert str(tmp_path.parent) not in text
         assert not re.search(r"Matplotlib v|dc:date|\b20\d\d-\d\d-\d\d", text)
 
@@ -157,7 +158,7 @@ def test_a_missing_input_never_stops_the_report(project: Path, missing: str) -> 
 @pytest.mark.parametrize("missing", ["results/norm/probe.json", "results/baseline/probe.json", "results"])
 def test_layer_charts_are_drawn_without(project: Path, missing: str) -> None:
     remove(project / "data" / "smol" / missing)
-    svg = curves_svg(load(project))
+    svg = layer_chart(load(project), "curves", NORM_AND_COSINE)
     assert ("not available" in svg) == (missing == "results") and "norm_gwc" in svg
 
 
@@ -250,8 +251,8 @@ def test_interface_table_shows_four_interfaces_at_three_points_per_variant(proje
     assert rows[1][:5] == ["baseline", "initialisation", "projector output", "36.9", "38.0"]
 
 
-def test_curves_are_a_valid_svg_document(project: Path) -> None:
-    root = ElementTree.fromstring(curves_svg(load(project)))
+def test_curves_are_a_valid_svg_document(finished: ReportInputs) -> None:
+    root = ElementTree.fromstring(layer_chart(finished, "curves", NORM_AND_COSINE))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     text = "".join(root.itertext())
     assert all(name in text for name in ("baseline", "norm_gwc", "visual tokens", "Inter-layer cosine"))
