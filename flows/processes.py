@@ -43,7 +43,7 @@ class Processes:
         when DVC itself is killed, what is left of its group is killed here.
 
         Raises:
-            StoppedError: ``stop`` was called before.
+            StoppedError: ``stop`` was called, before or while it ran.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         process = self._start(command)
@@ -58,6 +58,8 @@ class Processes:
             reader.join()
             with self._lock:
                 del self._running[process.pid]
+        if self._stopping:
+            raise StoppedError("the run was stopped")
         return status
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[str]:
