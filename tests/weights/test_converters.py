@@ -120,12 +120,13 @@ def test_a_graph_with_a_wrong_tensor_is_refused(
 def write_gguf(model: Llama, path: Path, template: str | None) -> None:
     """``model`` as llama.cpp stores it: rotary rows interleaved, the matrices of the first layer in Q8_0."""
     config, writer = model.config, gguf.GGUFWriter(path, "llama")
+    key_heads = config.num_key_value_heads or config.num_attention_heads
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(key_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
@@ -143,10 +144,11 @@ def write_gguf(model: Llama, path: Path, template: str | None) -> None:
         if name == "lm_head.weight":
             continue
         if "q_proj" in name or "k_proj" in name:
-            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            heads = config.num_attention_heads if "q_proj" in name else key_heads
             value = interleave_rotary(value, heads)
         array = value.numpy().astype(np.float32)
         stored = names.get_name(name, try_suffixes=(".weight",))
+        assert stored is not None, name
         if "layers.0" in name and array.ndim == 2:
             kind = gguf.GGMLQuantizationType.Q8_0
             writer.add_tensor(stored, gguf.quants.quantize(array, kind), raw_dtype=kind)
