@@ -12,6 +12,7 @@ from mlflow.tracking import MlflowClient
 
 from normalign.settings import Profile, RegistrySettings
 
+SQLITE = "sqlite:///"
 LOCK_FILE = Path("state/registry.lock")
 
 
@@ -35,8 +36,11 @@ def open_registry(registry: RegistrySettings) -> MlflowClient:
     uri = os.environ.get("MLFLOW_TRACKING_URI") or registry.tracking_uri
     for name in ("mlflow.store.db.utils", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    if uri.startswith("sqlite:///"):
-        Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    if uri.startswith(SQLITE):
+        # Absolute, since MLflow keeps one open database per address and process, wherever that process stands.
+        database = Path(uri.removeprefix(SQLITE)).resolve()
+        database.parent.mkdir(parents=True, exist_ok=True)
+        uri = f"{SQLITE}{database}"
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     # Opening a fresh database creates its tables; two processes that do so at once both fail.

@@ -82,7 +82,7 @@ def _log_model(profile: Profile, variant: str, tags: dict[str, str]) -> str:
     if sum(path.stat().st_size for path in files) > MAX_COPIED_BYTES:
         where = {"dvc_path": folder.as_posix(), "dvc_md5": tags["dvc_md5"]}
         return str(mlflow.create_external_model(name=variant, tags=where).model_id)
-    warnings.filterwarnings("ignore", "An input example was not provided")
+    warnings.filterwarnings("ignore", ".*An input example was not provided")
     info = mlflow.pyfunc.log_model(
         name=variant,
         python_model=str(Path(__file__).with_name("pyfunc_model.py")),
@@ -105,9 +105,9 @@ def _signature() -> Any:
 
 def _move_challenger(client: MlflowClient, name: str) -> None:
     """Have the alias `challenger` name the newest version."""
-    newest = versions_of(client, name)[-1]
-    if client.get_registered_model(name).aliases.get(CHALLENGER) != newest.version:
-        client.set_registered_model_alias(name, CHALLENGER, newest.version)
+    newest = str(versions_of(client, name)[-1].version)  # a number or text, depending on the store
+    if str(client.get_registered_model(name).aliases.get(CHALLENGER)) != newest:
+        client.set_registered_model_alias(name, CHALLENGER, newest)
 
 
 def _remove_abandoned(client: MlflowClient, experiment_id: str, mark: str) -> None:
