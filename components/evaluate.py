@@ -6,7 +6,7 @@ from statistics import NormalDist
 from typing import Any
 
 from components import stage_main
-from components.common import timed, use_threads
+from components.common import timed, use_attention, use_threads
 from components.evaluation import (
     PRIMARY_METRIC,
     Item,
@@ -30,6 +30,7 @@ def run(profile: Profile, variant: str) -> str:
     from normalign.vlm.lmms_adapter import LmmsAdapter
 
     model, processor = load(profile.model_folder(variant, "stage2"))
+    use_attention(profile, model)
     adapter = LmmsAdapter(model, processor, profile.evaluate.batch_tokens, profile.evaluate.seed)
     visual, text = profile.evaluate.visual_tasks, profile.evaluate.text_tasks
     tasks: dict[str, Any] = {}

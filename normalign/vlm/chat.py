@@ -212,5 +212,7 @@ class ChatFormat:
                 root = encoded.add(shared)
             if len(encoded.ids) + len(own) + len(answer_ids) > max_tokens:
                 break
-            encoded.add(own + answer_ids, [IGNORE] * len(own) + answer_labels, parent=root)
+            # Nothing follows a turn's end here, so what the template puts behind it is left out.
+            end = max((i for i, label in enumerate(answer_labels) if label != IGNORE), default=-1) + 1
+            encoded.add(own + answer_ids[:end], [IGNORE] * len(own) + answer_labels[:end], parent=root)
         return encoded
