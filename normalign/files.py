@@ -35,12 +35,16 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield an empty temporary directory beside ``path``; on success it replaces ``path`` whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_name(path)
-    shutil.rmtree(temporary, ignore_errors=True)
+    old = temporary.with_suffix(".old")
+    for left in (temporary, old):
+        shutil.rmtree(left, ignore_errors=True)
     temporary.mkdir()
     try:
         yield temporary
-        shutil.rmtree(path, ignore_errors=True)
+        if path.exists():
+            path.rename(old)  # deleting takes a while; moved away first, it is never seen half deleted
         temporary.replace(path)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -33,7 +33,7 @@ def summarise_norms(norms_N: Tensor, sinks_N: Tensor) -> dict[str, Any]:
     return {
         "mean": norms_N.mean().item(),
         "std": norms_N.std(unbiased=False).item(),
-        "median": norms_N.median().item(),
+        "median": norms_N.quantile(0.5).item(),
         "p5": norms_N.quantile(0.05).item(),
         "p95": norms_N.quantile(0.95).item(),
         "tokens": norms_N.numel(),

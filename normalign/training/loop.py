@@ -105,7 +105,10 @@ class _Run:
         self.accelerator, self.pad_id, self.work = accelerator, pad_id, work
         self.steps = batches(samples.count, options)
         self.loss, self.optimizer = accelerator.prepare(SupervisedLoss(model), optimizer)
-        self.trained = [model.get_submodule(MODULE_PATHS[r.module]) for r in table.trainable()]
+        trained = [row.module for row in table.trainable()]
+        self.trained = [model.get_submodule(MODULE_PATHS[module]) for module in trained]
+        if "language" in trained:
+            self.trained.append(model.lm_head)  # outside the language model, and its own weight unless tied
         model.eval()
         for module in self.trained:
             module.train()
@@ -121,7 +124,8 @@ class _Run:
             bar.set_postfix(loss=f"{rows[-1]['loss']:.3f}", refresh=False)
             bar.update()
             if time.monotonic() - last_saved > 60 * self.options.checkpoint_minutes:
-                checkpoint.save(self.work, number + 1, rows, self.trained, self.optimizer)
+                if self.accelerator.is_main_process:
+                    checkpoint.save(self.work, number + 1, rows, self.trained, self.optimizer)
                 last_saved = time.monotonic()
         bar.close()
         return rows
@@ -177,6 +181,7 @@ class _Run:
 
     def _micro(self, micro: list[Encoded], targets: float, last: bool, number: int) -> tuple[float, dict[str, float]]:
         """Forward and backward of one micro-batch; gradients add up to those of the mean over all targets."""
+        self._check_placeholders(micro)
         packed = pack(micro, share_rows=self.options.pack, pad_id=self.pad_id).to(self.accelerator.device)
         visual = self.samples.visual(packed.order).to(self.accelerator.device)
         local = contextlib.nullcontext() if last else self.accelerator.no_sync(self.loss)
@@ -191,6 +196,18 @@ class _Run:
             # Data-parallel training averages gradients over processes; the sum is wanted.
             self.accelerator.backward(loss.total * (self.accelerator.num_processes / targets))
         return loss.total.item(), loss.norms
+
+    def _check_placeholders(self, micro: list[Encoded]) -> None:
+        """Per sample: over a batch, one too many here and one too few there would cancel out."""
+        config = self.model.config
+        for sample in micro:
+            count = sample.ids.count(config.image_token_index)
+            expected = config.image_seq_length if sample.image is not None else 0
+            if count != expected:
+                raise ValueError(
+                    f"sample {sample.id}: {count} image placeholders in its text, {expected} visual tokens for its "
+                    f"image ({sample.image}); remove placeholders from its questions and answers"
+                )
 
     def _gradient_norms(self, number: int, encoded: list[Encoded]) -> dict[str, float]:
         """L2 norm of the gradient per trainable module."""

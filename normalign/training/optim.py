@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from normalign.training.options import MODULES, TrainingOptions
-from normalign.vlm.model import NormalignForConditionalGeneration, module_of
+from normalign.vlm.model import MODULE_PATHS, NormalignForConditionalGeneration, module_of
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,20 @@ class TrainableTable:
     """Vision tower, projector, aligner and language model with their learning rates.
 
     Building it sets ``requires_grad`` on every parameter of the model, so that what the table says is what trains.
+    Parameters of the vision tower that visual tokens do not depend on never train; they are ``unused``.
     """
 
     def __init__(self, model: NormalignForConditionalGeneration, options: TrainingOptions) -> None:
         members: dict[str, dict[str, nn.Parameter]] = {module: {} for module in MODULES}
+        self.unused: dict[str, nn.Parameter] = {}
+        unused = set()
+        if "vision" in options.learning_rate:
+            unused = {f"{MODULE_PATHS['vision']}.{name}" for name in model.model.unused_vision_parameters()}
         for name, parameter in model.named_parameters():
-            members[module_of(name)][name] = parameter
+            (self.unused if name in unused else members[module_of(name)])[name] = parameter
         self.rows = [Row(m, options.learning_rate.get(m), members[m]) for m in MODULES]
+        for parameter in self.unused.values():
+            parameter.requires_grad_(False)
         for row in self.rows:
             for parameter in row.parameters.values():
                 parameter.requires_grad_(row.learning_rate is not None)
@@ -53,6 +60,8 @@ class TrainableTable:
         for row in self.rows:
             rate = "frozen" if row.learning_rate is None else f"{row.learning_rate:g}"
             lines.append(f"{row.module:<10} {row.size:>12,}  {rate}")
+        if self.unused:
+            lines.append(f"{'unused':<10} {sum(p.numel() for p in self.unused.values()):>12,}  frozen")
         return "\n".join(lines)
 
     def optimizer(self, options: TrainingOptions) -> torch.optim.AdamW:

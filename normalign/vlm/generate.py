@@ -24,11 +24,12 @@ def answer(
     """Greedy answer to ``question`` about ``image`` (None: text only), in the format the model was trained with."""
     shared, own = chat_format(model, processor).prompt(question, image is not None)
     input_ids = torch.tensor([shared + own], device=model.device)
-    pixels = None if image is None else pixels_of(processor, [image]).to(model.device, model.dtype)
+    # Passing pixel_values=None would still call the vision tower.
+    visual = {} if image is None else {"pixel_values": pixels_of(processor, [image]).to(model.device, model.dtype)}
     output = model.generate(
         input_ids=input_ids,
         attention_mask=torch.ones_like(input_ids),
-        pixel_values=pixels,
+        **visual,
         max_new_tokens=max_new_tokens,
         do_sample=False,
         suppress_tokens=[processor.image_token_id],

@@ -6,6 +6,7 @@ vision tower.
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -105,6 +106,8 @@ class NormalignModel(LlavaModel):
         """
         tower, index = self.vision_tower, self.config.vision_feature_layer
         layers = vision_layers(tower)
+        if not 1 <= (index if index > 0 else index + len(layers) + 1) <= len(layers):
+            raise ValueError(f"model.feature_layer is {index}; the tower has layers 1 to {len(layers)} (-1 is the last)")
         caught: list[Tensor] = []
 
         def catch(_module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -121,6 +124,29 @@ class NormalignModel(LlavaModel):
         if extra < 0:
             raise ValueError(f"the vision tower gave {features.shape[1]} tokens for a grid of {patches} patches")
         return features[:, extra:]
+
+    def unused_vision_parameters(self) -> set[str]:
+        """Names (within the vision tower) of parameters that visual tokens do not depend on.
+
+        Layers behind the feature layer, a pooling head, mask tokens: found by walking the graph of one blank image.
+        """
+        size = round(self.config.image_seq_length**0.5) * self.config.vision_config.patch_size
+        parameters = dict(self.vision_tower.named_parameters())
+        wanted = {name: p.requires_grad for name, p in parameters.items()}
+        self.vision_tower.requires_grad_(True)
+        with torch.enable_grad():
+            features = self.encode(torch.zeros(1, 3, size, size, device=self.device, dtype=self.dtype))
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(wanted[name])
+        pending, seen, leaves = [features.grad_fn], set(), set()
+        while pending:
+            node: Any = pending.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaves.add(id(getattr(node, "variable", None)))
+            pending += [following for following, _ in node.next_functions]
+        return {name for name, parameter in parameters.items() if id(parameter) not in leaves}
 
     def _position_arguments(self, pixel_values: Tensor) -> dict[str, bool]:
         """SigLIP and CLIP interpolate their position grid only when told to; DINOv2 always does."""
