@@ -32,32 +32,7 @@ COUNTS = ("one", "two", "three", "four")
 # Two light, two dark: split_of takes the index's parity, so that each split has both.
 BACKGROUNDS = ((252, 252, 252), (222, 222, 222), (14, 14, 14), (56, 56, 56))
 _FIRST_DARK = 2
-WORDS = (
-    "sun",
-    "cat",
-    "dog",
-    "tree",
-    "fish",
-    "moon",
-    "book",
-    "lamp",
-    "house",
-    "milk",
-    "rain",
-    "door",
-    "bird",
-    "king",
-    "road",
-    "snow",
-    "ship",
-    "ball",
-    "lion",
-    "hand",
-    "cup",
-    "bus",
-    "fox",
-    "egg",
-)
+WORDS = ("sun", "fish", "moon", "book", "milk", "tree", "king", "house")
 
 _HALF_SIDE = {"circle": 0.165, "square": 0.14, "triangle": 0.18, "star": 0.185}
 _JITTER = 0.01

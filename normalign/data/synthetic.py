@@ -129,7 +129,7 @@ def _ask_words(scene: Scene) -> list[Question]:
 
 
 def _presence(kind: str, noun: str, answer: bool) -> Question:
-    return Question(kind, f"Is there {with_article(noun)} in the image?", YES_NO[not answer])
+    return Question(kind, f"Is there {with_article(noun)}?", YES_NO[not answer])
 
 
 def presence_pairs(scene: Scene, rng: random.Random) -> list[tuple[Question, Question]]:
@@ -173,7 +173,7 @@ def training_questions(scene: Scene, limit: int, rng: random.Random) -> list[Que
         nouns = list(zip(rng.sample(scene.words, 2), absent, strict=True))
         pairs = [
             tuple(
-                Question("presence-word", f"Is the word {word} in the image?", answer)
+                Question("presence-word", f"Is the word {word} there?", answer)
                 for word, answer in zip(pair, YES_NO, strict=True)
             )
             for pair in nouns

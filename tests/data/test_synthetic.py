@@ -114,7 +114,7 @@ def test_presence_pairs_say_what_is_there() -> None:
         for yes, no in pairs:
             assert (yes.answer, no.answer) == ("Yes", "No")
             for question in (yes, no):
-                noun = question.text.removesuffix(" in the image?").split(" ", 3)[3].split()
+                noun = question.text.removesuffix("?").split(" ", 3)[3].split()
                 there = any(
                     all(word in (thing.color, thing.shape, "object") for word in noun) for thing in scene.things
                 )
