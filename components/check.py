@@ -10,7 +10,8 @@ from normalign.settings import Profile
 BASELINE = "baseline"
 STAGES = ("stage1", "stage2")
 POINTS = ("init", *STAGES)
-WINDOW_SHARE, WINDOW_STEPS = 0.1, 3  # a curve's ends: this share of its steps, and at least this many
+# A curve's ends: this share of its steps and at least this many, but never more than half, so that they do not overlap.
+WINDOW_SHARE, WINDOW_STEPS = 0.1, 3
 
 
 def run(profile: Profile, variant: str) -> str:
@@ -54,7 +55,7 @@ def _column(curves: dict[str, list[float | None]], name: str, stage: str, varian
 
 def _ends(values: list[float | None]) -> tuple[float | None, float | None]:
     """Means of the first and of the last steps of a curve; None where a step is missing or not finite."""
-    count = max(WINDOW_STEPS, math.ceil(WINDOW_SHARE * len(values)))
+    count = max(1, min(max(WINDOW_STEPS, math.ceil(WINDOW_SHARE * len(values))), len(values) // 2))
     return _mean(values[:count]), _mean(values[-count:])
 
 

@@ -50,25 +50,22 @@ def _data_counts(profile: Profile, dataset: MetricFile) -> list[Expectation]:
                 high=profile.dataset.max_dropped_share,
             ),
         ]
-    return expectations + _benchmark_sizes(profile, dataset)
+    return expectations + _visual_sizes(profile, dataset)
 
 
-def _benchmark_sizes(profile: Profile, dataset: MetricFile) -> list[Expectation]:
-    """Sizes of the benchmarks that the data set holds; lmms-eval fetches the others by name."""
+def _visual_sizes(profile: Profile, dataset: MetricFile) -> list[Expectation]:
+    """Sizes of the visual benchmarks that the data set holds; lmms-eval's own are fetched when they are first run."""
     sizes = dataset.mapping("benchmarks")
-    tasks = [(task, profile.check.min_visual_items) for task in profile.evaluate.visual_tasks]
-    tasks += [(task, profile.check.min_text_items) for task in profile.evaluate.text_tasks]
     local = profile.dataset.synthetic is not None
     return [
-        _expect(
-            f"{task}_items",
-            f"number of items of benchmark {task}",
-            dataset.number("benchmarks", task) if task in sizes else 0.0,
-            low=minimum,
-        )
-        for task, minimum in tasks
+        _items(task, dataset.number("benchmarks", task) if task in sizes else 0.0, profile.check.min_visual_items)
+        for task in profile.evaluate.visual_tasks
         if local or task in sizes
     ]
+
+
+def _items(task: str, count: float | None, minimum: int) -> Expectation:
+    return _expect(f"{task}_items", f"number of items of benchmark {task}", count, low=minimum)
 
 
 def _text_norm(text_norm: MetricFile) -> list[Expectation]:
@@ -94,10 +91,12 @@ def _encoder_norm(encoder_norm: MetricFile) -> list[Expectation]:
 
 
 def _language_reference(profile: Profile, reference: MetricFile) -> list[Expectation]:
+    """Size of each text benchmark, and whether it can show that training has made the language model worse."""
     expectations = []
     for task in profile.evaluate.text_tasks:
         chance = reference.number("tasks", task, "chance")
-        expectations.append(
+        expectations += [
+            _items(task, reference.number("tasks", task, "items"), profile.check.min_text_items),
             _expect(
                 f"{task}_accuracy",
                 f"the untouched language model's accuracy on {task}",
@@ -105,8 +104,8 @@ def _language_reference(profile: Profile, reference: MetricFile) -> list[Expecta
                 # A task without a chance level (a generated answer) has to be above nothing but its margin.
                 low=(chance or 0.0) + profile.check.text_above_chance,
                 high=profile.check.text_at_most,
-            )
-        )
+            ),
+        ]
     return expectations
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 STATE = Path("state")
@@ -32,6 +33,9 @@ def prepare(root: Path) -> None:
 def _work_without_git() -> None:
     """DVC refuses a tree without git history unless its untracked configuration says that this is meant."""
     local = Path(".dvc/config.local")
-    if not local.exists():
-        local.parent.mkdir(exist_ok=True)
-        local.write_text("[core]\n    no_scm = true\n", encoding="utf-8")
+    settings = ConfigParser()
+    settings.read(local, encoding="utf-8")
+    settings.read_dict({"core": {"no_scm": "true"}})
+    local.parent.mkdir(exist_ok=True)
+    with local.open("w", encoding="utf-8") as handle:
+        settings.write(handle)

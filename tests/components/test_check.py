@@ -46,7 +46,7 @@ DOCTORED_DATA = [
     ("presence_items", "dataset", setter("benchmarks", "presence", value=7)),
     ("choice_items", "dataset", setter("benchmarks", "choice", value=0)),
     ("reading_items", "dataset", lambda d: d["benchmarks"].pop("reading")),
-    ("text_items", "dataset", setter("benchmarks", "text", value=7)),
+    ("text_items", "language_reference", setter("tasks", "text", "items", value=7)),
     ("text_norm", "text_norm", lambda d: d.update(T=0.0, g_init=0.0)),
     ("text_norm", "text_norm", lambda d: d.update(T=None)),
     ("zero_rows", "text_norm", setter("zero_rows", value=100)),
@@ -201,6 +201,30 @@ def test_a_variant_without_an_aim_has_neither_ratio_nor_sync_expectation(results
         v["expectation"] for v in read_json(results.profile.results("norm_default_init") / "check.json")["verdicts"]
     }
     assert names == {"loss_finite", "loss_falls", "gradients_finite", "images_matter"}
+
+
+@pytest.mark.parametrize(
+    ("losses", "falls"), [("2 1", True), ("1 2", False), ("1", False), ("3 2 2 1", True), ("1 3 1 3 1", False)]
+)
+def test_the_ends_of_a_short_curve_do_not_overlap(results: Any, losses: str, falls: bool) -> None:
+    path = results.profile.results("norm") / "stage1.csv"
+    header, *rows = path.read_text().splitlines()
+    values = losses.split()
+    cut = [",".join([row.split(",")[0], loss, *row.split(",")[2:]]) for row, loss in zip(rows, values, strict=False)]
+    path.write_text("\n".join([header, *cut]) + "\n")
+    check.run(results.profile, "norm")
+    assert (("loss_falls", "stage1") not in failed(results.profile.results("norm") / "check.json")) == falls
+
+
+def test_lmms_evals_own_text_tasks_are_held_against_their_own_chance_levels_and_sizes(results: Any) -> None:
+    evaluate = dataclasses.replace(results.profile.evaluate, text_tasks=("hellaswag", "spoken"))
+    profile = dataclasses.replace(results.profile, evaluate=evaluate)
+    # 0.34 < 0.25 + 0.1; without a chance level 0.34 > 0.1.
+    tasks = {"items": 9, "chance": 0.25, "accuracy": 0.34}, {"items": 7, "chance": None, "accuracy": 0.34}
+    named = dict(zip(("hellaswag", "spoken"), tasks, strict=True))
+    edit_json(profile.folder / "language_reference.json", setter("tasks", value=named))
+    check_data.run(profile)
+    assert failed(profile.folder / "check_data.json") == [("hellaswag_accuracy", "data"), ("spoken_items", "data")]
 
 
 def test_a_missing_field_is_an_error_that_names_file_and_field(results: Any) -> None:
