@@ -73,7 +73,10 @@ class SupervisedLoss(nn.Module):
     def forward(self, packed: Packed, visual: Visual) -> Loss:
         model = self.model.model
         features, real = self._features(visual)
+        kept = {} if real else {name: b.clone() for name, b in model.multi_modal_projector.named_buffers()}
         visual_tokens = model.project(features)
+        for name, value in kept.items():  # what an aligner stores for inference must not come from a dummy
+            model.multi_modal_projector.get_buffer(name).copy_(value)
         norms = {"vision_output": _mean_norm(features), **self.norms} if real else {}
         embeddings = model.embed(packed.input_ids_BL, visual_tokens if real else None)
         is_text = (packed.input_ids_BL != model.config.image_token_index) & (packed.node_BL > 0)

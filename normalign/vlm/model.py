@@ -107,7 +107,9 @@ class NormalignModel(LlavaModel):
         tower, index = self.vision_tower, self.config.vision_feature_layer
         layers = vision_layers(tower)
         if not 1 <= (index if index > 0 else index + len(layers) + 1) <= len(layers):
-            raise ValueError(f"model.feature_layer is {index}; the tower has layers 1 to {len(layers)} (-1 is the last)")
+            raise ValueError(
+                f"model.feature_layer is {index}; the tower has layers 1 to {len(layers)} (-1 is the last)"
+            )
         caught: list[Tensor] = []
 
         def catch(_module: nn.Module, _inputs: Any, output: Any) -> None:
