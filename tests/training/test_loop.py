@@ -1,0 +1,209 @@
+"""The training loop: schedule, order, accumulation, stopping, resuming."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normalign.training import checkpoint
+from normalign.training.loop import (
+    GAIN_COLUMNS,
+    NORM_COLUMNS,
+    TrainingStoppedError,
+    batches,
+    rate_factor,
+    sample_order,
+)
+from normalign.training.options import MODULES
+from normalign.vlm.forward import Visual
+
+from ..conftest import Tiny
+from .helpers import OPTIONS, STAGE1, STAGE2, options, run, samples_of
+
+STEPS = 6
+
+
+@given(st.integers(1, 500), st.floats(0, 0.5))
+def test_the_rate_rises_linearly_to_one_and_falls_by_a_cosine_to_zero(total: int, ratio: float) -> None:
+    factors = [rate_factor(step, total, ratio) for step in range(total + 1)]
+    warmup = math.ceil(ratio * total)
+    for step in range(warmup):
+        assert factors[step] == pytest.approx((step + 1) / warmup)
+    assert factors[warmup] == pytest.approx(1.0)
+    for step in range(warmup, total):
+        assert factors[step] == pytest.approx(math.cos(math.pi / 2 * (step - warmup) / (total - warmup)) ** 2)
+    assert all(0 < factor <= 1 for factor in factors[:total])
+    assert factors[total] == pytest.approx(0.0, abs=1e-12) or warmup == total
+
+
+@given(st.integers(0, 200), st.integers(0, 1000), st.integers(0, 5))
+def test_an_epochs_order_is_a_permutation_of_seed_and_epoch_alone(count: int, seed: int, epoch: int) -> None:
+    order = sample_order(count, seed, epoch)
+    torch.manual_seed(epoch + 17)
+    assert order == sample_order(count, seed, epoch) and sorted(order) == list(range(count))
+    if count > 20:
+        assert order != sample_order(count, seed, epoch + 1) and order != sample_order(count, seed + 1, epoch)
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 3))
+def test_every_sample_comes_once_an_epoch_and_no_batch_crosses_epochs(count: int, batch: int, epochs: int) -> None:
+    steps = batches(count, options(global_batch=batch, epochs=epochs))
+    per_epoch = math.ceil(count / batch)
+    assert len(steps) == per_epoch * epochs
+    for epoch in range(epochs):
+        mine = steps[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(i for step in mine for i in step) == list(range(count))
+        assert all(len(step) == batch for step in mine[:-1])
+
+
+def test_rows_are_complete_and_the_logged_rates_follow_the_schedule(tiny: Tiny, tmp_path: Path) -> None:
+    model = tiny.model()
+    rows = run(model, samples_of(model, tiny.processor()), OPTIONS, tmp_path)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert sum(row["samples"] for row in rows) == 12
+    for number, row in enumerate(rows):
+        for module in MODULES:
+            assert row[f"lr_{module}"] == pytest.approx(STAGE2[module] * rate_factor(number, STEPS, 0.2))
+        parts = [row[f"grad_{module}"] for module in MODULES]
+        assert row["grad_total"] == pytest.approx(math.sqrt(sum(part**2 for part in parts)))
+        assert row["clip_factor"] == pytest.approx(min(1.0, 1 / row["grad_total"]), rel=1e-4)
+        assert all(math.isfinite(row[name]) for name in ("loss", *GAIN_COLUMNS, "norm_text"))
+        assert all(row.keys() == rows[0].keys() for row in rows)
+    assert {f"norm_{name}" for name in NORM_COLUMNS} <= rows[0].keys()
+
+
+def test_frozen_modules_and_absent_gains_are_logged_as_none(tiny: Tiny, tmp_path: Path) -> None:
+    model = tiny.model({"aligner": "token_rms"})
+    chosen = options(learning_rate=STAGE1, epochs=1)
+    row = run(model, samples_of(model, tiny.processor()), chosen, tmp_path)[0]
+    empty = {name for name, value in row.items() if value is None}
+    frozen = {f"{kind}_{module}" for kind in ("lr", "grad") for module in ("vision", "language", "aligner")}
+    assert empty == frozen | set(GAIN_COLUMNS)
+
+
+@pytest.mark.parametrize("change", [{"micro_batch": 1}, {"micro_batch": 2}, {"micro_batch": 4, "pack": False}])
+def test_fault_10_the_first_steps_loss_and_gradients_do_not_depend_on_micro_batches(
+    tiny: Tiny, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    found = []
+    for number, more in enumerate(({"micro_batch": 4}, change)):
+        model = tiny.model()
+        chosen = options(global_batch=4, epochs=1, **more)
+        found.append(run(model, samples_of(model, tiny.processor()), chosen, tmp_path / str(number))[0])
+    for name in ("loss", "supervised_tokens", "grad_total", *(f"grad_{module}" for module in MODULES)):
+        assert found[1][name] == pytest.approx(found[0][name], rel=1e-4), name
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of every parameter and buffer."""
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+class Stop(Exception):  # noqa: N818 (stands in for a kill)
+    """Ends a run."""
+
+
+@pytest.mark.parametrize("tower", ["siglip_vision_model", "untied"])
+@pytest.mark.parametrize("aligner", [{"aligner": "layernorm", "gwc": True}, {"aligner": "global_scale"}])
+@pytest.mark.parametrize("stop", [1, 4])
+def test_fault_7_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_does(
+    tiny: Tiny, tmp_path: Path, tower: str, aligner: dict[str, Any], stop: int
+) -> None:
+    chosen = options(checkpoint_minutes=0.0)
+    whole = tiny.model(aligner, tower=tower)
+    rows = run(whole, samples_of(whole, tiny.processor(tower)), chosen, tmp_path / "whole")
+
+    cut = tiny.model(aligner, tower=tower)
+    samples = samples_of(cut, tiny.processor(tower))
+    calls = 0
+
+    def encode(index: int) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > stop * 2:  # two samples a step
+            raise Stop
+        return samples.encode(index)
+
+    with pytest.raises(Stop):
+        run(cut, dataclasses.replace(samples, encode=encode), chosen, tmp_path / "cut")
+    torch.manual_seed(99)
+    resumed = tiny.model(aligner, tower=tower)
+    again = run(resumed, samples_of(resumed, tiny.processor(tower)), chosen, tmp_path / "cut")
+    assert again == rows
+    for name, value in weights(whole).items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
+def test_a_checkpoint_is_written_whole_or_not_at_all(tiny: Tiny, tmp_path: Path, monkeypatch: Any) -> None:
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    checkpoint.save(tmp_path, 3, [{"loss": 1.0}], [layer], optimizer)
+    kept = (tmp_path / checkpoint.FILE).read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        checkpoint.save(tmp_path, 4, [], [layer], optimizer)
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.FILE]
+    assert (tmp_path / checkpoint.FILE).read_bytes() == kept
+    assert checkpoint.restore(tmp_path, [layer], optimizer) == (3, [{"loss": 1.0}])
+    assert checkpoint.restore(tmp_path / "none", [layer], optimizer) == (0, [])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_fault_11_a_loss_that_is_not_finite_stops_before_weights_change_and_names_step_and_samples(
+    tiny: Tiny, tmp_path: Path, value: float
+) -> None:
+    model = tiny.model()
+    samples = samples_of(model, tiny.processor())
+    bad = next(i for i in batches(samples.count, OPTIONS)[2] if i not in (1, 5))  # one with an image
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def visual(encoded: Any) -> Visual:
+        if encoded[0].id == f"sample {bad}":
+            seen.append(weights(model))
+            return Visual(pixels=torch.full((1, 3, 28, 28), value))
+        return samples.visual(encoded)
+
+    with pytest.raises(TrainingStoppedError, match=f"step 3: the loss is nan.*'sample {bad}'.*not touched"):
+        run(model, dataclasses.replace(samples, visual=visual), OPTIONS, tmp_path)
+    for name, before in seen[-1].items():
+        assert torch.equal(model.state_dict()[name], before), name
+
+
+def test_fault_11_a_gradient_that_is_not_finite_stops_before_weights_change_and_names_the_module(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    model = tiny.model()
+    model.model.multi_modal_projector.linear_2.weight.register_hook(lambda grad: grad * math.inf)
+    before = weights(model)
+    with pytest.raises(TrainingStoppedError, match=r"step 1: the gradient of projector is (nan|inf) on samples"):
+        run(model, samples_of(model, tiny.processor()), OPTIONS, tmp_path)
+    for name, value in before.items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_fault_4_a_sample_with_a_wrong_number_of_placeholders_is_named_even_if_the_batch_adds_up(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    model = tiny.model()
+    samples = samples_of(model, tiny.processor())
+    image, items = model.config.image_token_index, [samples.encode(i) for i in range(samples.count)]
+    items[0].ids[items[0].ids.index(image)] = 9
+    items[2].ids[-1] = image
+    with pytest.raises(ValueError, match=r"sample [02]: [35] image placeholders in its text, 4 visual tokens"):
+        run(model, samples, options(global_batch=6, micro_batch=6), tmp_path)
+
+
+def test_only_the_aligner_and_what_trains_are_in_training_mode(tiny: Tiny, tmp_path: Path) -> None:
+    model = tiny.model()
+    run(model, samples_of(model, tiny.processor()), options(learning_rate=STAGE1, epochs=1), tmp_path)
+    assert model.model.multi_modal_projector.training and model.model.multi_modal_projector.aligner.training
+    assert not model.model.vision_tower.training and not model.model.language_model.training

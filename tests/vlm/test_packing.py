@@ -1,0 +1,94 @@
+"""Packing: every sample once, no row too long, and who may look at whom, against a brute-force check."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from normalign.vlm.chat import IGNORE, Encoded
+from normalign.vlm.packing import assign_rows, pack
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Encoded:
+    """A sample of 1 to 5 segments hung up anyhow, with some labels."""
+    sample = Encoded(f"s{draw(st.integers(0, 99))}")
+    for number in range(draw(st.integers(1, 5))):
+        ids = draw(st.lists(st.integers(1, 50), min_size=1, max_size=4))
+        labels = [token if draw(st.booleans()) else IGNORE for token in ids]
+        sample.add(ids, labels, parent=draw(st.integers(-1, number - 1)))
+    return sample
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(50, 200))
+def test_rows_hold_every_sample_once_and_never_pass_the_capacity(lengths: list[int], capacity: int) -> None:
+    rows = assign_rows(lengths, capacity)
+    assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
+    assert all(0 < sum(lengths[i] for i in row) <= capacity for row in rows)
+    # First fit: two rows that would fit into one do not exist.
+    sums = sorted(sum(lengths[i] for i in row) for row in rows)
+    assert len(sums) < 2 or sums[0] + sums[1] > capacity
+
+
+def test_a_sample_longer_than_a_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="51 tokens does not fit into rows of 50"):
+        assign_rows([51], 50)
+
+
+def above(sample: Encoded, segment: int) -> list[int]:
+    """The segment and those above it, by following parents."""
+    chain = [segment]
+    while sample.parents[chain[-1]] >= 0:
+        chain.append(sample.parents[chain[-1]])
+    return chain
+
+
+@given(st.lists(trees(), min_size=1, max_size=5), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_the_mask_lets_a_token_see_exactly_its_own_past_in_its_segment_and_those_above(
+    samples: list[Encoded], share_rows: bool
+) -> None:
+    packed = pack(samples, share_rows=share_rows, pad_id=0)
+    rows, length = packed.input_ids_BL.shape
+    expected = torch.zeros(rows, length, length, dtype=torch.bool)
+    covered = torch.zeros(rows, length, dtype=torch.bool)
+    for sample, start in zip(packed.order, packed.starts, strict=True):
+        row, first = divmod(start, length)
+        covered[row, first : first + len(sample.ids)] = True
+        for query, segment in enumerate(sample.segment):
+            for key in range(query + 1):
+                if sample.segment[key] in above(sample, segment):
+                    expected[row, first + query, first + key] = True
+    mask = packed.mask(torch.float32)
+    if mask is None:  # plain rows: causal attention, and padding lies behind everything
+        assert all(len(set(sample.segment)) == 1 for sample in samples)
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        assert torch.equal((causal & covered[:, :, None])[covered], expected[covered])
+    else:
+        assert torch.equal((mask[:, 0] == 0)[covered], expected[covered])
+        assert mask[:, 0].eq(0).any(-1).all(), "a query that sees nothing gives NaN"
+
+
+@given(st.lists(trees(), min_size=1, max_size=5), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_ids_positions_and_targets_lie_where_the_order_says(samples: list[Encoded], share_rows: bool) -> None:
+    packed = pack(samples, share_rows=share_rows, pad_id=0)
+    assert sorted(map(id, packed.order)) == sorted(map(id, samples)) and packed.starts == sorted(packed.starts)
+    ids, positions = packed.input_ids_BL.flatten(), packed.position_ids_BL.flatten()
+    pairs = []
+    for sample, start in zip(packed.order, packed.starts, strict=True):
+        place = slice(start, start + len(sample.ids))
+        assert ids[place].tolist() == sample.ids and positions[place].tolist() == sample.positions
+        for index, label in enumerate(sample.labels):
+            above_it = [i for i in range(index) if sample.segment[i] in above(sample, sample.segment[index])]
+            assert sample.positions[index] == len(above_it)
+            assert sample.previous[index] == (above_it[-1] if above_it else -1)
+            if label != IGNORE and above_it:
+                pairs.append((start + index, start + above_it[-1]))
+    assert list(zip(packed.target_N.tolist(), packed.predictor_N.tolist(), strict=True)) == pairs
+    assert len(pairs) == sum(sample.supervised for sample in samples)
+
+
+def test_nothing_to_pack_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to pack"):
+        pack([], share_rows=True, pad_id=0)
