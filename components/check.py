@@ -4,7 +4,9 @@ import math
 
 from components import stage_main
 from components.expectations import Expectation, write_verdicts
-from normalign.metrics import MetricFile, is_finite, read_curves
+from normalign.files import write_json
+from normalign.headline import headline
+from normalign.metrics import MetricFile, is_finite, read_curves, rounded
 from normalign.settings import Profile
 
 BASELINE = "baseline"
@@ -15,7 +17,7 @@ WINDOW_SHARE, WINDOW_STEPS = 0.1, 3
 
 
 def run(profile: Profile, variant: str) -> str:
-    """Write the variant's ``check.json``; a bad verdict is written, not raised."""
+    """Write the variant's ``check.json`` and its headline figures; a bad verdict is written, not raised."""
     profile.variant(variant)
     folder = profile.results(variant)
     probe = MetricFile(folder / "probe.json")
@@ -25,6 +27,7 @@ def run(profile: Profile, variant: str) -> str:
     expectations += _norm_ratio(profile, variant, probe)
     expectations += _cosine_sync(profile, variant, probe)
     expectations += _images_matter(profile, variant, MetricFile(folder / "evaluation.json"))
+    write_json(folder / "summary.json", rounded(headline(profile, variant)))
     return write_verdicts(folder / "check.json", expectations)
 
 

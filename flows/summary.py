@@ -26,17 +26,14 @@ def closing_table(profile: Profile, variants: list[str]) -> Table:
 
 def closing_row(profile: Profile, variant: str) -> tuple[str, ...]:
     """The cells of ``COLUMNS`` for one variant."""
-    results = profile.results(variant)
-    point = _read(results / "probe.json").get("points", {}).get("stage2", {})
-    evaluation = _read(results / "evaluation.json")
-    pooled = evaluation.get("pooled_visual", {})
+    summary = _read(profile.results(variant) / "summary.json")
     return (
         variant,
-        _number(point.get("ratio")),
-        _number(point.get("sync_gap", {}).get("first8")),
-        _percent(pooled.get("accuracy"), pooled.get("stderr")),
-        _percent(pooled.get("shuffled_accuracy")),
-        _percent(_text_accuracy(evaluation)),
+        _number(summary.get("ratio/stage2")),
+        _number(summary.get("sync_gap_first8/stage2")),
+        _percent(summary.get("visual/accuracy"), summary.get("visual/stderr")),
+        _percent(summary.get("visual/shuffled_accuracy")),
+        _percent(summary.get("text/accuracy")),
         _gate(profile, variant),
     )
 
@@ -53,13 +50,6 @@ def _percent(share: float | None, error: float | None = None) -> str:
     if share is None:
         return NOT_KNOWN
     return f"{100 * share:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
-
-
-def _text_accuracy(evaluation: dict[str, Any]) -> float | None:
-    """Accuracy over the items of all text tasks."""
-    tasks = [task for task in evaluation.get("tasks", {}).values() if task["kind"] == "text"]
-    items = sum(task["items"] for task in tasks)
-    return sum(task["items"] * task["accuracy"] for task in tasks) / items if items else None
 
 
 def _gate(profile: Profile, variant: str) -> str:

@@ -14,7 +14,6 @@ from normalign.metrics import MetricFile, is_finite, read_curves
 from normalign.settings import Profile
 
 STAGES = ("stage1", "stage2")
-POINTS = ("init", *STAGES)
 TRACKED_FILES = ("dvc.lock", "dvc.yaml", "params.yaml")
 METRICS_PER_CALL, PARAMS_PER_CALL = 1000, 100  # the most that log_batch takes
 MAX_PARAM_CHARACTERS = 6000
@@ -65,32 +64,8 @@ def curve_points(profile: Profile, variant: str) -> Iterator[tuple[str, float, i
 
 
 def final_metrics(profile: Profile, variant: str) -> dict[str, float]:
-    """Ratios, sync gaps and accuracies; the names are those of the registry's tables."""
-    probe = MetricFile(profile.results(variant) / "probe.json")
-    evaluation = MetricFile(profile.results(variant) / "evaluation.json")
-    metrics: dict[str, float | None] = {}
-    for point in POINTS:
-        metrics[f"ratio/{point}"] = probe.number("points", point, "ratio")
-        metrics[f"k_in_context/{point}"] = probe.number("points", point, "k_in_context")
-        for layers in ("all", "first8"):
-            metrics[f"sync_gap_{layers}/{point}"] = probe.number("points", point, "sync_gap", layers)
-    for name in ("accuracy", "stderr", "shuffled_accuracy", "difference", "difference_stderr", "low", "high"):
-        metrics[f"visual/{name}"] = evaluation.number("pooled_visual", name)
-    for task in evaluation.mapping("tasks"):
-        for name in ("accuracy", "stderr"):
-            metrics[f"{task}/{name}"] = evaluation.number("tasks", task, name)
-    metrics["text/accuracy"] = _text_accuracy(evaluation)
-    return {name: value for name, value in metrics.items() if value is not None}
-
-
-def _text_accuracy(evaluation: MetricFile) -> float | None:
-    """Accuracy over the items of all text tasks; None without any."""
-    items, right = 0.0, 0.0
-    for task in evaluation.mapping("tasks"):
-        count, accuracy = (evaluation.number("tasks", task, name) for name in ("items", "accuracy"))
-        if evaluation.field("tasks", task, "kind") == "text" and count and accuracy is not None:
-            items, right = items + count, right + count * accuracy
-    return right / items if items else None
+    """The variant's headline figures, as the stage ``check`` summed them up."""
+    return {name: float(value) for name, value in MetricFile(profile.results(variant) / "summary.json").document.items()}
 
 
 def provenance(profile: Profile) -> dict[str, str]:

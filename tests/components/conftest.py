@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from normalign.files import write_json, write_text
+from normalign.headline import headline
 from normalign.settings import Profile, load_profile
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +90,7 @@ class Results:
             vision = "" if stage == "stage1" else "0.5"
             rows = [f"{step},{4 - step / STEPS},1.5,{vision}" for step in range(1, STEPS + 1)]
             write_text(folder / f"{stage}.csv", "\n".join(["step,loss,grad_total,grad_vision", *rows]) + "\n")
+        write_json(folder / "summary.json", headline(self.profile, variant))
 
     def model(self, variant: str) -> Path:
         """A stand-in for the stage-2 checkpoint: files to hash and to copy."""

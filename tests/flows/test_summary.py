@@ -22,15 +22,15 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
 
 def write_metrics(profile: Profile, variant: str, passed: bool) -> None:
     results = profile.results(variant)
-    point = {"ratio": 1.23456, "sync_gap": {"all": 0.5, "first8": 0.0123}}
-    write_json(results / "probe.json", {"points": {"init": {}, "stage1": {}, "stage2": point}})
-    tasks = {
-        "presence": {"kind": "visual", "items": 9, "accuracy": 0.1},
-        "facts": {"kind": "text", "items": 100, "accuracy": 0.5},
-        "more": {"kind": "text", "items": 300, "accuracy": 0.9},
+    summary = {
+        "ratio/stage2": 1.23456,
+        "sync_gap_first8/stage2": 0.0123,
+        "visual/accuracy": 0.6123,
+        "visual/stderr": 0.0149,
+        "visual/shuffled_accuracy": 0.401,
+        "text/accuracy": 0.8,
     }
-    pooled = {"accuracy": 0.6123, "stderr": 0.0149, "shuffled_accuracy": 0.401}
-    write_json(results / "evaluation.json", {"tasks": tasks, "pooled_visual": pooled})
+    write_json(results / "summary.json", summary)
     verdicts = [{"expectation": "norm_ratio", "passed": passed}, {"expectation": "loss_falls", "passed": True}]
     write_json(results / "check.json", {"passed": passed, "verdicts": verdicts})
 
@@ -38,7 +38,6 @@ def write_metrics(profile: Profile, variant: str, passed: bool) -> None:
 def test_the_closing_row_holds_the_metrics_after_training(profile: Profile) -> None:
     write_metrics(profile, "norm", passed=True)
     write_json(profile.folder / "gates" / "norm.json", {"passed": True})
-    # text: (100 * 0.5 + 300 * 0.9) / 400 = 0.8
     assert closing_row(profile, "norm") == ("norm", "1.23", "0.0123", "61.2 ± 1.5", "40.1", "80.0", "passed")
 
 
