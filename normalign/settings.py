@@ -259,9 +259,11 @@ def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
     for key in document:
         if key not in TOP_LEVEL_KEYS:
             raise SettingsError(f"{path}: unknown key {key!r}{_nearest(key, TOP_LEVEL_KEYS)}")
-    for key in ("profile", "run", "variants", "profiles"):
+    for key, kind in {"profile": str, "run": list, "variants": dict, "profiles": dict}.items():
         if key not in document:
             raise SettingsError(f"{path}: missing key {key!r}; add it")
+        if not isinstance(document[key], kind):
+            raise SettingsError(f"{path}: {key}: expected {kind.__name__}, got {document[key]!r}")
     return document
 
 
@@ -280,7 +282,9 @@ def load_profile(name: str | None = None, path: Path = PARAMS_FILE) -> Profile:
         for variant in document["run"]:
             if variant not in variants:
                 raise SettingsError(f"run: no variant {variant!r}{_nearest(variant, variants)}")
-        sections = dict(document["profiles"][name])
+        sections = document["profiles"][name]
+        if not isinstance(sections, dict):
+            raise SettingsError(f"profiles.{name}: expected a mapping, got {sections!r}")
         unknown = {"name", "variants"} & sections.keys()
         if unknown:
             raise SettingsError(f"profiles.{name}: unknown key {unknown.pop()!r}")
