@@ -83,11 +83,10 @@ class SupervisedLoss(nn.Module):
         norms["text"] = _mean_norm(embeddings[is_text])
         hidden = hidden_states(self.model, packed, embeddings)
         logits = target_logits(self.model, packed, hidden).float()
-        labels = packed.input_ids_BL.flatten()[packed.target_N]
-        total = functional.cross_entropy(logits, labels, reduction="sum")
+        total = functional.cross_entropy(logits, packed.label_N, reduction="sum")
         if not real:
             total = total + 0.0 * visual_tokens.float().sum()
-        return Loss(total, len(labels), norms)
+        return Loss(total, len(packed.label_N), norms)
 
     def _features(self, visual: Visual) -> tuple[Tensor, bool]:
         """Vision features (B, P, E), and whether they belong to real images."""

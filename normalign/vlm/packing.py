@@ -19,18 +19,17 @@ class Packed:
     """Rows of packed samples.
 
     ``node_BL`` numbers segments over the whole batch (padding is a segment of its own), ``ancestors`` says for each
-    pair of segments whether the second is the first or above it. ``target_N`` and ``predictor_N`` are flat
-    indices into B·L. ``order`` lists the samples as they lie, ``starts`` the flat index of each one's first token.
+    pair of segments whether the second is the first or above it. ``label_N`` are the targets,
+    ``predictor_N`` the flat indices into B·L of the positions that predict them. ``order`` lists the samples as they lie.
     """
 
     input_ids_BL: Tensor
     position_ids_BL: Tensor
     node_BL: Tensor
     ancestors: Tensor
-    target_N: Tensor
+    label_N: Tensor
     predictor_N: Tensor
     order: list[Encoded]
-    starts: list[int]
 
     @property
     def plain(self) -> bool:
@@ -79,6 +78,15 @@ def assign_rows(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return rows
 
 
+def fed_tokens(sample: Encoded) -> list[int]:
+    """Indices of the tokens that the model has to see: all but targets that end a leaf, which nothing looks at.
+
+    A turn's end and an answer option of one token cost nothing that way.
+    """
+    followed = set(sample.previous)
+    return [i for i, label in enumerate(sample.labels) if label == IGNORE or i in followed or sample.previous[i] < 0]
+
+
 def pack(samples: Sequence[Encoded], *, share_rows: bool, pad_id: int, capacity: int | None = None) -> Packed:
     """Lay samples out in rows.
 
@@ -89,7 +97,8 @@ def pack(samples: Sequence[Encoded], *, share_rows: bool, pad_id: int, capacity:
     """
     if not samples:
         raise ValueError("nothing to pack")
-    lengths = [len(sample.ids) for sample in samples]
+    kept = [fed_tokens(sample) for sample in samples]
+    lengths = [len(indices) for indices in kept]
     capacity = max(lengths) if capacity is None else max(capacity, max(lengths))
     rows = assign_rows(lengths, capacity) if share_rows else [[i] for i in range(len(samples))]
     length = max(sum(lengths[i] for i in row) for row in rows)
@@ -97,35 +106,32 @@ def pack(samples: Sequence[Encoded], *, share_rows: bool, pad_id: int, capacity:
     positions = torch.zeros((len(rows), length), dtype=torch.long)
     node = torch.zeros((len(rows), length), dtype=torch.long)  # node 0 is padding
     parents: list[int] = [-1]
-    targets: list[int] = []
+    labels: list[int] = []
     predictors: list[int] = []
     order: list[Encoded] = []
-    starts: list[int] = []
     for row, members in enumerate(rows):
         column = 0
-        for sample in (samples[i] for i in members):
-            place = slice(column, column + len(sample.ids))
-            start = row * length + column
-            input_ids[row, place] = torch.tensor(sample.ids)
-            positions[row, place] = torch.tensor(sample.positions)
-            node[row, place] = torch.tensor(sample.segment) + len(parents)
+        for sample, fed in ((samples[i], kept[i]) for i in members):
+            place = slice(column, column + len(fed))
+            input_ids[row, place] = torch.tensor([sample.ids[i] for i in fed])
+            positions[row, place] = torch.tensor([sample.positions[i] for i in fed])
+            node[row, place] = torch.tensor([sample.segment[i] for i in fed]) + len(parents)
             parents += [p if p < 0 else p + len(parents) for p in sample.parents]
-            for index, (label, before) in enumerate(zip(sample.labels, sample.previous, strict=True)):
+            where = {index: row * length + column + place for place, index in enumerate(fed)}
+            for label, before in zip(sample.labels, sample.previous, strict=True):
                 if label != IGNORE and before >= 0:
-                    targets.append(start + index)
-                    predictors.append(start + before)
+                    labels.append(label)
+                    predictors.append(where[before])
             order.append(sample)
-            starts.append(start)
-            column += len(sample.ids)
+            column += len(fed)
     return Packed(
         input_ids,
         positions,
         node,
         _ancestors(parents),
-        torch.tensor(targets, dtype=torch.long),
+        torch.tensor(labels, dtype=torch.long),
         torch.tensor(predictors, dtype=torch.long),
         order,
-        starts,
     )
 
 

@@ -62,7 +62,6 @@ def score(
             [tree.encoded for tree in batch],
             share_rows=True,
             pad_id=processor.tokenizer.pad_token_id,
-            capacity=None,
         )
         owners = {id(tree.encoded): tree.owners for tree in batch}
         losses, hits = _target_nll(model, processor, packed, images)
@@ -127,6 +126,5 @@ def _target_nll(
         visual_tokens = model.model.project(model.model.encode(pixels))
     embeddings = model.model.embed(packed.input_ids_BL, visual_tokens)
     logits = target_logits(model, packed, hidden_states(model, packed, embeddings)).float()
-    labels = packed.input_ids_BL.flatten()[packed.target_N]
-    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-    return losses.tolist(), (logits.argmax(-1) == labels).tolist()
+    losses = torch.nn.functional.cross_entropy(logits, packed.label_N, reduction="none")
+    return losses.tolist(), (logits.argmax(-1) == packed.label_N).tolist()

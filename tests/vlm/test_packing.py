@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normalign.vlm.chat import IGNORE, Encoded
-from normalign.vlm.packing import assign_rows, pack
+from normalign.vlm.packing import Packed, assign_rows, fed_tokens, pack
 
 
 @st.composite
@@ -43,6 +43,29 @@ def above(sample: Encoded, segment: int) -> list[int]:
     return chain
 
 
+def places(packed: Packed) -> list[dict[int, int]]:
+    """For each sample in ``order``, where its tokens lie: index in the sample to flat index into B·L.
+
+    Segments are numbered over the batch in the order of the samples, 0 being padding.
+    """
+    nodes = packed.node_BL.flatten().tolist()
+    first, found = 1, []
+    for sample in packed.order:
+        flat = [i for i, node in enumerate(nodes) if first <= node < first + len(sample.parents)]
+        assert flat == list(range(flat[0], flat[0] + len(flat))), "a sample lies in one piece"
+        found.append(dict(zip(fed_tokens(sample), flat, strict=True)))
+        first += len(sample.parents)
+    return found
+
+
+@given(trees())
+def test_only_targets_that_nothing_follows_are_not_fed(sample: Encoded) -> None:
+    fed = set(fed_tokens(sample))
+    for index, label in enumerate(sample.labels):
+        predicts = index in sample.previous
+        assert (index in fed) == (predicts or label == IGNORE or sample.previous[index] < 0)
+
+
 @given(st.lists(trees(), min_size=1, max_size=5), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_the_mask_lets_a_token_see_exactly_its_own_past_in_its_segment_and_those_above(
@@ -52,13 +75,13 @@ def test_the_mask_lets_a_token_see_exactly_its_own_past_in_its_segment_and_those
     rows, length = packed.input_ids_BL.shape
     expected = torch.zeros(rows, length, length, dtype=torch.bool)
     covered = torch.zeros(rows, length, dtype=torch.bool)
-    for sample, start in zip(packed.order, packed.starts, strict=True):
-        row, first = divmod(start, length)
-        covered[row, first : first + len(sample.ids)] = True
-        for query, segment in enumerate(sample.segment):
-            for key in range(query + 1):
-                if sample.segment[key] in above(sample, segment):
-                    expected[row, first + query, first + key] = True
+    for sample, where in zip(packed.order, places(packed), strict=True):
+        for query, flat in where.items():
+            row, column = divmod(flat, length)
+            covered[row, column] = True
+            for key in (k for k in where if k <= query):
+                if sample.segment[key] in above(sample, sample.segment[query]):
+                    expected[row, column, where[key] % length] = True
     mask = packed.mask(torch.float32)
     if mask is None:  # plain rows: causal attention, and padding lies behind everything
         assert all(len(set(sample.segment)) == 1 for sample in samples)
@@ -73,19 +96,19 @@ def test_the_mask_lets_a_token_see_exactly_its_own_past_in_its_segment_and_those
 @settings(max_examples=60, deadline=None)
 def test_ids_positions_and_targets_lie_where_the_order_says(samples: list[Encoded], share_rows: bool) -> None:
     packed = pack(samples, share_rows=share_rows, pad_id=0)
-    assert sorted(map(id, packed.order)) == sorted(map(id, samples)) and packed.starts == sorted(packed.starts)
+    assert sorted(map(id, packed.order)) == sorted(map(id, samples))
     ids, positions = packed.input_ids_BL.flatten(), packed.position_ids_BL.flatten()
     pairs = []
-    for sample, start in zip(packed.order, packed.starts, strict=True):
-        place = slice(start, start + len(sample.ids))
-        assert ids[place].tolist() == sample.ids and positions[place].tolist() == sample.positions
+    for sample, where in zip(packed.order, places(packed), strict=True):
+        for index, flat in where.items():
+            assert ids[flat] == sample.ids[index] and positions[flat] == sample.positions[index]
         for index, label in enumerate(sample.labels):
             above_it = [i for i in range(index) if sample.segment[i] in above(sample, sample.segment[index])]
             assert sample.positions[index] == len(above_it)
             assert sample.previous[index] == (above_it[-1] if above_it else -1)
             if label != IGNORE and above_it:
-                pairs.append((start + index, start + above_it[-1]))
-    assert list(zip(packed.target_N.tolist(), packed.predictor_N.tolist(), strict=True)) == pairs
+                pairs.append((label, where[above_it[-1]]))
+    assert list(zip(packed.label_N.tolist(), packed.predictor_N.tolist(), strict=True)) == pairs
     assert len(pairs) == sum(sample.supervised for sample in samples)
 
 
