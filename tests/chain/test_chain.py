@@ -24,7 +24,7 @@ PROFILE_METRICS = (
     "report/report.md",
     "report/curves.svg",
 )
-RESULTS = ("stage1.csv", "stage2.csv", "evaluation.json", "probe.json", "layers.csv", "check.json")
+RESULTS = ("stage1.csv", "stage2.csv", "evaluation.json", "probe.json", "layers.csv", "check.json", "summary.json")
 
 
 def tracked_outputs() -> set[str]:
