@@ -53,6 +53,12 @@ def initial_model(profile: Profile, variant: str) -> "tuple[NormalignForConditio
     return model, processor
 
 
+def place(profile: Profile, model: "NormalignForConditionalGeneration") -> None:
+    """Move a model that is not trained to the profile's device (accelerate places those that are)."""
+    model.to(profile.compute.device)  # type: ignore[arg-type]  # transformers narrows torch's signature
+    use_attention(profile, model)
+
+
 def use_attention(profile: Profile, model: "NormalignForConditionalGeneration") -> None:
     """On a CPU and short sequences plain attention is faster than the fused one."""
     model.model.language_model.set_attn_implementation("eager" if profile.compute.device == "cpu" else "sdpa")

@@ -4,7 +4,7 @@ import torch
 from tqdm import tqdm
 
 from components import stage_main
-from components.common import image_root, initial_model, spread, use_threads
+from components.common import image_root, initial_model, place, spread, use_threads
 from normalign.data.images import open_image
 from normalign.data.llava import load_records
 from normalign.diagnosis.encoder import EncoderNorms
@@ -21,6 +21,7 @@ def run(profile: Profile) -> str:
     """Write ``encoder_norm.json``."""
     use_threads(profile)
     model, processor = initial_model(profile, "baseline")
+    place(profile, model)
     records = load_records(profile.folder / "dataset" / "stage1.jsonl")
     paths = spread(sorted({r.image for r in records if r.image is not None}), profile.encoder_norm.images)
     root = image_root(profile, "stage1")
@@ -28,7 +29,7 @@ def run(profile: Profile) -> str:
     selected = []
     for start in tqdm(range(0, len(paths), BATCH), desc="encoder_norm", unit="batch"):
         images = [open_image(path, root, profile.dataset.max_pixels) for path in paths[start : start + BATCH]]
-        pixels = pixels_of(processor, images)
+        pixels = pixels_of(processor, images).to(model.device)
         norms.add(lambda pixels=pixels: selected.append(model.model.encode(pixels)))  # type: ignore[misc]
     features = torch.cat(selected)
     token_norms = features.norm(dim=-1).flatten()

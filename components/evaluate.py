@@ -6,12 +6,13 @@ from statistics import NormalDist
 from typing import Any
 
 from components import stage_main
-from components.common import timed, use_attention, use_threads
+from components.common import place, timed, use_threads
 from components.evaluation import (
     PRIMARY_METRIC,
     Item,
     by_kind,
     chance_of,
+    choose_hub_mode,
     clustered_error,
     clusters_of,
     mean,
@@ -25,12 +26,13 @@ from normalign.settings import Profile
 
 def run(profile: Profile, variant: str) -> str:
     """Write ``evaluation.json`` and the samples of every task."""
+    choose_hub_mode(profile)
     use_threads(profile)
     from normalign.vlm.checkpoint import load
     from normalign.vlm.lmms_adapter import LmmsAdapter
 
     model, processor = load(profile.model_folder(variant, "stage2"))
-    use_attention(profile, model)
+    place(profile, model)
     adapter = LmmsAdapter(model, processor, profile.evaluate.batch_tokens, profile.evaluate.seed)
     visual, text = profile.evaluate.visual_tasks, profile.evaluate.text_tasks
     tasks: dict[str, Any] = {}

@@ -7,10 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# lmms-eval looks up data sets on the hub at import, also for local files.
-if os.environ.get("NORMALIGN_HUB") != "online":
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 from normalign.data.tasks import is_local, write_tasks
 from normalign.settings import Profile
 
@@ -46,6 +42,17 @@ class Item:
     nll: list[float]
 
 
+def choose_hub_mode(profile: Profile) -> None:
+    """Keep the hub out of it when every task is local; call before anything imports a hub library.
+
+    Otherwise even a local task would wait for name look-ups that fail.
+    """
+    dataset = profile.folder / "dataset"
+    tasks = profile.evaluate.visual_tasks + profile.evaluate.text_tasks
+    if all(is_local(dataset, task) for task in tasks):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
 def task_folders(profile: Profile, tasks: tuple[str, ...], temporary: Path) -> list[Path]:
     """Folders with the tasks' definitions: ours are written to ``temporary``, lmms-eval's own are looked up."""
     dataset = profile.folder / "dataset"
@@ -78,9 +85,9 @@ def run_items(adapter: "LmmsAdapter", task: str, folders: list[Path], shuffled: 
     from normalign.vlm.lmms_adapter import run_task
 
     adapter.shuffled = shuffled
-    samples = run_task(adapter, task, folders)["samples"]
+    samples = run_task(adapter, task, folders)
     metric = PRIMARY_METRIC.get(task, "acc")
-    return [_item(sample, metric, adapter.image_keys[sample["doc_id"]]) for sample in samples]
+    return [_item(sample, metric, adapter.image_keys[sample["task"], sample["doc_id"]]) for sample in samples]
 
 
 def _item(sample: dict[str, Any], metric: str, image: str | None) -> Item:

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 from components import stage_main
-from components.common import image_root, initial_model, timed, use_threads
+from components.common import image_root, initial_model, place, timed, use_threads
 from normalign.data.images import open_image
 from normalign.data.llava import load_records
 from normalign.files import atomic_directory
@@ -24,6 +24,7 @@ def run(profile: Profile) -> str:
     records = load_records(profile.folder / "dataset" / "stage1.jsonl")
     paths = sorted({record.image for record in records if record.image is not None})
     model, processor = initial_model(profile, "baseline")
+    place(profile, model)
     tower = model.config.vision_config
     needed = len(paths) * model.config.image_seq_length * tower.hidden_size * BYTES_PER_VALUE
     budget = profile.features.budget_gb * 1e9
@@ -35,7 +36,7 @@ def run(profile: Profile) -> str:
             for start in tqdm(range(0, len(paths), BATCH), desc="features", unit="batch"):
                 images = [open_image(path, root, profile.dataset.max_pixels) for path in paths[start : start + BATCH]]
                 with torch.no_grad():
-                    parts.append(model.model.encode(pixels_of(processor, images)))
+                    parts.append(model.model.encode(pixels_of(processor, images).to(model.device)).cpu())
             save_file({"features": torch.cat(parts)}, temporary / "features.safetensors")
         index = {"cached": needed <= budget, "bytes": needed, "images": paths if needed <= budget else []}
         (temporary / "index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -5,8 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from components import stage_main
-from components.common import initial_model, use_threads
-from components.evaluation import chance_of, clustered_error, clusters_of, mean, run_items, task_folders
+from components.common import initial_model, place, use_threads
+from components.evaluation import (
+    chance_of,
+    choose_hub_mode,
+    clustered_error,
+    clusters_of,
+    mean,
+    run_items,
+    task_folders,
+)
 from normalign.files import write_json
 from normalign.metrics import rounded
 from normalign.settings import Profile
@@ -14,10 +22,12 @@ from normalign.settings import Profile
 
 def run(profile: Profile) -> str:
     """Write ``language_reference.json``."""
+    choose_hub_mode(profile)
     use_threads(profile)
     from normalign.vlm.lmms_adapter import LmmsAdapter
 
     model, processor = initial_model(profile, "baseline")
+    place(profile, model)
     model.config.update({"normalign_system_prompt": profile.model.system_prompt})
     adapter = LmmsAdapter(model, processor, profile.evaluate.batch_tokens, profile.evaluate.seed)
     tasks: dict[str, Any] = {}

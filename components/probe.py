@@ -13,7 +13,7 @@ from tqdm import tqdm
 from transformers import LlavaProcessor
 
 from components import stage_main
-from components.common import after_stage1, image_root, initial_model, spread, timed, use_threads
+from components.common import after_stage1, image_root, initial_model, place, spread, timed, use_threads
 from normalign.data.images import open_image
 from normalign.data.llava import load_records
 from normalign.data.synthetic import load_benchmark
@@ -52,6 +52,7 @@ def run(profile: Profile, variant: str) -> str:
     for point in POINTS:
         with timed(f"probe-{variant}-{point}"):
             model, processor = _model(profile, variant, point)
+            place(profile, model)
             points[point] = _Probe(model, processor, read_json(profile.folder / "text_norm.json")["T"]).run(
                 samples, f"probe {variant} {point}"
             )
@@ -134,7 +135,7 @@ class _Probe:
         looks = []
         for sample in tqdm(samples, desc=description, unit="sample"):
             ids, visual = self._inputs(sample)
-            features = model.encode(pixels_of(self.processor, [sample.image]))
+            features = model.encode(pixels_of(self.processor, [sample.image]).to(self.model.device))
             caught: list[Tensor] = []
             handle = model.multi_modal_projector.aligner.register_forward_hook(
                 lambda _m, inputs, output, caught=caught: caught.extend([inputs[0], output])
@@ -146,7 +147,7 @@ class _Probe:
             with LayerProbe(model.language_model) as probe:
                 output = model.language_model(inputs_embeds=embeddings, use_cache=False, output_attentions=True)
             statistics.add(probe, {"visual": visual, "text": ~visual})
-            after = torch.arange(ids.shape[1]) > visual[0].nonzero().max()
+            after = torch.arange(ids.shape[1], device=ids.device) > visual[0].nonzero().max()
             looks.append(text_to_image([a[0] for a in output.attentions], visual[0], after))
         return self._result(statistics, interface, looks, len(samples))
 
@@ -154,13 +155,16 @@ class _Probe:
         """Ids (1, L) of the question followed by its right answer, and which positions are visual."""
         shared, own = self.chat.prompt(sample.question, has_image=True)
         ids = torch.tensor([shared + own + self.chat.option(sample.question, sample.answer, has_image=True)])
+        ids = ids.to(self.model.device)
         return ids, ids.eq(self.chat.image_token_id)
 
     def _calibrate(self, samples: list[Sample]) -> None:
         """global_scale stores its norm in training; before any, the probe's own images stand in."""
         projector = self.model.model.multi_modal_projector
         if isinstance(projector.aligner, GlobalScaleAligner) and projector.aligner.running_norm == 0:
-            features = self.model.model.encode(pixels_of(self.processor, [s.image for s in samples]))
+            features = self.model.model.encode(
+                pixels_of(self.processor, [s.image for s in samples]).to(self.model.device)
+            )
             projector.aligner.calibrate(projector.linear_2(projector.act(projector.linear_1(features))))
 
     def _result(
@@ -202,9 +206,9 @@ def _attention_maps(
     for task in dict.fromkeys(sample.task for sample in samples):
         for sample in [s for s in samples if s.task == task][:per_task]:
             shared, own = chat.prompt(sample.question, has_image=True)
-            ids = torch.tensor([shared + own])
+            ids = torch.tensor([shared + own], device=model.device)
             visual = ids.eq(chat.image_token_id)[0]
-            features = model.model.encode(pixels_of(processor, [sample.image]))
+            features = model.model.encode(pixels_of(processor, [sample.image]).to(model.device))
             embeddings = model.model.embed(ids, model.model.project(features))
             attentions = model.model.language_model(
                 inputs_embeds=embeddings, use_cache=False, output_attentions=True

@@ -147,7 +147,9 @@ def write_log(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def summary(stage: str, variant: str, rows: list[dict[str, Any]]) -> str:
     """The stage's closing line."""
+    dropped = sum(row["dropped"] for row in rows)
+    lost = f", {dropped} samples too long for max_tokens" if dropped else ""
     return (
-        f"{stage} {variant}: {len(rows)} steps, loss {rows[0]['loss']:.3f} → {rows[-1]['loss']:.3f}, "
+        f"{stage} {variant}: {len(rows)} steps{lost}, loss {rows[0]['loss']:.3f} → {rows[-1]['loss']:.3f}, "
         f"visual tokens at norm {rows[-1]['norm_aligner_output'] or float('nan'):.2f}"
     )

@@ -21,13 +21,8 @@ COLORS = {
     "orange": (255, 125, 0),
 }
 SHAPES = ("circle", "square", "triangle", "star")
-# Centres in units of the image's side, and how a caption says it.
-POSITIONS = {
-    "left": ((0.2, 0.5), "on the left"),
-    "right": ((0.8, 0.5), "on the right"),
-    "top": ((0.5, 0.2), "at the top"),
-    "bottom": ((0.5, 0.8), "at the bottom"),
-}
+# Centres in units of the image's side.
+POSITIONS = {"left": (0.2, 0.5), "right": (0.8, 0.5), "top": (0.5, 0.2), "bottom": (0.5, 0.8)}
 COUNTS = ("one", "two", "three", "four")
 # Two light, two dark: split_of takes the index's parity, so that each split has both.
 BACKGROUNDS = ((252, 252, 252), (222, 222, 222), (14, 14, 14), (56, 56, 56))
@@ -66,13 +61,10 @@ class Scene:
         return tuple(sorted((t.color, t.shape, t.position) for t in self.things)), self.words, self.background
 
     def caption(self) -> str:
-        """One sentence that names everything there is."""
+        """Everything there is, in as few tokens as possible: most of them then depend on the picture."""
         if self.words:
-            return f"The word at the top is {self.words[0]} and the word at the bottom is {self.words[1]}."
-        parts = [f"{with_article(t.color)} {t.shape} {POSITIONS[t.position][1]}" for t in self.things]
-        listing = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
-        noun = "object" if len(parts) == 1 else "objects"
-        return f"{COUNTS[len(parts) - 1].capitalize()} {noun}: {listing}."
+            return f"{self.words[0]} top, {self.words[1]} bottom"
+        return ", ".join(f"{thing.color} {thing.shape} {thing.position}" for thing in self.things)
 
 
 def _content_code(things: tuple[Thing, ...], words: tuple[str, ...]) -> int:
@@ -111,7 +103,7 @@ def render(scene: Scene, size: int, rng: random.Random) -> Image.Image:
     image = Image.new("RGB", (canvas, canvas), BACKGROUNDS[scene.background])
     draw = ImageDraw.Draw(image)
     for thing in scene.things:
-        (x, y), _ = POSITIONS[thing.position]
+        x, y = POSITIONS[thing.position]
         x, y = (value + rng.uniform(-_JITTER, _JITTER) for value in (x, y))
         half = _HALF_SIDE[thing.shape] * canvas
         _draw_shape(draw, thing, x * canvas, y * canvas, half)

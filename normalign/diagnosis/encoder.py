@@ -47,7 +47,7 @@ class EncoderNorms:
         return catch
 
     def summary(self) -> dict[str, Any]:
-        """``layers``: a summary per hidden state before the final norm; ``after_final_norm``: the last one behind it."""
+        """``layers``: a summary per hidden state before the final norm; ``after_final_norm``: the last, behind it."""
         layers_N = [torch.cat(norms) for norms in self.norms]
         after_N = torch.cat(self.after)
         return {

@@ -124,6 +124,6 @@ class LayerStatistics:
         ranks = []
         for states in self.samples[modality]:
             tokens_ND = torch.cat(states)
-            chosen = torch.arange(wanted) * len(tokens_ND) // wanted
+            chosen = torch.arange(wanted, device=tokens_ND.device) * len(tokens_ND) // wanted
             ranks.append(effective_rank(tokens_ND[chosen]))
         return ranks

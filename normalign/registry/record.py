@@ -65,7 +65,8 @@ def curve_points(profile: Profile, variant: str) -> Iterator[tuple[str, float, i
 
 def final_metrics(profile: Profile, variant: str) -> dict[str, float]:
     """The variant's headline figures, as the stage ``check`` summed them up."""
-    return {name: float(value) for name, value in MetricFile(profile.results(variant) / "summary.json").document.items()}
+    summary = MetricFile(profile.results(variant) / "summary.json")
+    return {name: float(value) for name, value in summary.mapping().items()}
 
 
 def provenance(profile: Profile) -> dict[str, str]:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from normalign.training import checkpoint
 from normalign.training.optim import TrainableTable
 from normalign.training.options import MODULES, TrainingOptions
-from normalign.vlm.chat import Encoded
+from normalign.vlm.chat import Encoded, SampleDroppedError
 from normalign.vlm.forward import SupervisedLoss, Visual
 from normalign.vlm.model import MODULE_PATHS, NormalignForConditionalGeneration
 from normalign.vlm.packing import pack
@@ -132,10 +132,14 @@ class _Run:
 
     def _step(self, number: int) -> dict[str, Any]:
         indices = self.steps[number]
-        encoded = [self.samples.encode(i) for i in self._mine(indices)]
+        encoded = self._encode(self._mine(indices))
+        trained = int(self._sum(len(encoded)))
         targets = self._sum(sum(sample.supervised for sample in encoded))
         if targets == 0:
-            raise TrainingStoppedError(f"step {number + 1}: no supervised token in samples {[s.id for s in encoded]}")
+            raise TrainingStoppedError(
+                f"step {number + 1}: none of its {len(indices)} samples has a supervised token that fits; raise "
+                "max_tokens or look at the data"
+            )
         total = 0.0
         norms: dict[str, list[float]] = {}
         size = self.options.micro_batch
@@ -157,7 +161,8 @@ class _Run:
         gain = self.model.model.multi_modal_projector.aligner.gain_statistics()
         return {
             "step": number + 1,
-            "samples": len(indices),
+            "samples": trained,
+            "dropped": len(indices) - trained,
             "supervised_tokens": int(targets),
             "loss": self._sum(total) / targets,
             **{f"lr_{m}": rates.get(m) for m in MODULES},
@@ -167,6 +172,14 @@ class _Run:
             **{name: gain.get(name) for name in GAIN_COLUMNS},
             **{f"norm_{n}": sum(norms[n]) / len(norms[n]) if n in norms else None for n in NORM_COLUMNS},
         }
+
+    def _encode(self, indices: list[int]) -> list[Encoded]:
+        """The samples of ``indices`` that can be trained on; the others are counted in the log row."""
+        encoded = []
+        for index in indices:
+            with contextlib.suppress(SampleDroppedError):
+                encoded.append(self.samples.encode(index))
+        return encoded
 
     def _mine(self, indices: list[int]) -> list[int]:
         """This process's share of a step's samples."""

@@ -46,7 +46,7 @@ class LmmsAdapter(lmms):
         self.model, self.processor = model, processor
         self.batch_tokens, self.seed = batch_tokens, seed
         self.shuffled = False
-        self.image_keys: dict[int, str | None] = {}
+        self.image_keys: dict[tuple[str, int], str | None] = {}
         self._images: dict[str, Image.Image] = {}
 
     @property
@@ -67,9 +67,9 @@ class LmmsAdapter(lmms):
             Question(
                 context.strip(),
                 tuple(requests[i].args[1].strip() for i in members),
-                self.image_keys[doc_id],
+                self.image_keys[task, doc_id],
             )
-            for (context, _, doc_id), members in groups.items()
+            for (context, task, doc_id), members in groups.items()
         ]
         scored = score(self.model, self.processor, questions, self._images, self.batch_tokens)
         results: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
@@ -83,8 +83,8 @@ class LmmsAdapter(lmms):
         self._load_images(requests)
         answers = []
         for request in requests:
-            context, options, _, doc_id, _, _ = request.args
-            key = self.image_keys[doc_id]
+            context, options, _, doc_id, task, _ = request.args
+            key = self.image_keys[task, doc_id]
             image = None if key is None else self._images[key]
             text = answer(
                 self.model,
@@ -103,17 +103,18 @@ class LmmsAdapter(lmms):
         raise NotImplementedError("multi-round tasks are not supported; choose another task")
 
     def _load_images(self, requests: list[Instance]) -> None:
-        """Fill ``image_keys`` (document → key of the image it is shown) and ``_images`` (key → image)."""
-        own: dict[int, str | None] = {}
+        """Fill ``image_keys`` (task and document → key of the image shown) and ``_images`` (key → image)."""
+        own: dict[tuple[str, int], str | None] = {}
         self._images = {}
         for request in requests:
             doc_to_visual, doc_id, task, split = request.args[-4:]
-            if doc_id in own:
+            if (task, doc_id) in own:
                 continue
-            visuals = doc_to_visual(self.task_dict[task][split][doc_id]) if doc_to_visual else []
+            # Text tasks have no doc_to_visual, or one that returns None.
+            visuals = (doc_to_visual(self.task_dict[task][split][doc_id]) if doc_to_visual else None) or []
             if len(visuals) > 1:
                 raise ValueError(f"task {task}, document {doc_id}: {len(visuals)} images; one at most is supported")
-            own[doc_id] = self._keep(visuals[0]) if visuals else None
+            own[task, doc_id] = self._keep(visuals[0]) if visuals else None
         self.image_keys = self._derange(own) if self.shuffled else own
 
     def _keep(self, image: Image.Image) -> str:
@@ -122,7 +123,7 @@ class LmmsAdapter(lmms):
         self._images[key] = image
         return key
 
-    def _derange(self, own: dict[int, str | None]) -> dict[int, str | None]:
+    def _derange(self, own: dict[tuple[str, int], str | None]) -> dict[tuple[str, int], str | None]:
         distinct = sorted({key for key in own.values() if key is not None})
         if len(distinct) < 2:
             raise ValueError("shuffling images needs at least two different ones")
@@ -158,8 +159,8 @@ def quiet_lmms_eval() -> Iterator[None]:
         evaluator.unwrap_generation_output = original
 
 
-def run_task(adapter: LmmsAdapter, task: str, task_folders: list[Path]) -> dict[str, Any]:
-    """One task through lmms-eval: its aggregated ``results`` and its ``samples``, in document order.
+def run_task(adapter: LmmsAdapter, task: str, task_folders: list[Path]) -> list[dict[str, Any]]:
+    """One task, or group of tasks, through lmms-eval: its samples in order, each with its ``task``.
 
     Args:
         task_folders: folders with the task's definition; lmms-eval's own tasks are found only if their folder is named.
@@ -184,5 +185,8 @@ def run_task(adapter: LmmsAdapter, task: str, task_folders: list[Path]) -> dict[
             cause = getattr(error, "last_attempt", None)
             reason = cause.exception() if cause is not None else error
             raise ValueError(f"lmms-eval task {task!r}: {type(reason).__name__}: {reason}") from error
-    samples = sorted(output["samples"][task], key=lambda sample: sample["doc_id"])
-    return {"results": output["results"][task], "samples": samples}
+    return [
+        {**sample, "task": name}
+        for name in sorted(output["samples"])
+        for sample in sorted(output["samples"][name], key=lambda sample: sample["doc_id"])
+    ]

@@ -20,7 +20,7 @@ class Packed:
 
     ``node_BL`` numbers segments over the whole batch (padding is a segment of its own), ``ancestors`` says for each
     pair of segments whether the second is the first or above it. ``label_N`` are the targets,
-    ``predictor_N`` the flat indices into B·L of the positions that predict them. ``order`` lists the samples as they lie.
+    ``predictor_N`` the flat indices into B·L of the positions that predict them. ``order`` lists the samples.
     """
 
     input_ids_BL: Tensor

@@ -218,7 +218,7 @@ def test_a_thing_is_drawn_in_its_colour_at_its_position() -> None:
     assert image.getpixel((20, 50)) == COLORS["red"]
     assert image.getpixel((50, 80)) == COLORS["blue"]
     assert image.getpixel((80, 50)) == image.getpixel((50, 20)) == (252, 252, 252)
-    assert scene.caption() == "Two objects: a red circle on the left and a blue square at the bottom."
+    assert scene.caption() == "red circle left, blue square bottom"
 
 
 def test_more_text_items_than_facts_are_refused_with_the_limit(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ ITEMS = [
 def test_shuffling_gives_no_item_its_own_image_and_is_a_function_of_the_seed(own: list[str | None], seed: int) -> None:
     adapter = object.__new__(lmms_adapter.LmmsAdapter)
     adapter.seed = seed
-    documents = dict(enumerate(own))
+    documents = {("task", number): key for number, key in enumerate(own)}
     distinct = {key for key in own if key is not None}
     if len(distinct) < 2:
         with pytest.raises(ValueError, match="two different"):
@@ -65,18 +65,40 @@ def test_lmms_eval_gives_each_item_its_own_likelihoods_and_accuracy(
     adapter = lmms_adapter.LmmsAdapter(model, processor, 4096, 3)
     adapter.shuffled = shuffled
     write_tasks(dataset, ("tiny",), tmp_path)
-    output = lmms_adapter.run_task(adapter, "tiny", [tmp_path])
+    samples = lmms_adapter.run_task(adapter, "tiny", [tmp_path])
     images = {f"{key}.png": picture({"a": "b", "b": "a"}[key] if shuffled else key) for key in "ab"}
     questions = [Question(i["question"], tuple(i["choices"]), i["image"]) for i in ITEMS]  # type: ignore[arg-type]
     expected = score(model, processor, questions, images, 4096)
-    right = 0.0
-    for item, sample, result in zip(ITEMS, output["samples"], expected, strict=True):
+    for item, sample, result in zip(ITEMS, samples, expected, strict=True):
         nll: list[Any] = [response[0] for response in sample["filtered_resps"]]
         assert nll == pytest.approx(result.nll, rel=1e-5)
-        hit = float(min(range(len(nll)), key=nll.__getitem__) == item["answer"])
-        assert sample["acc"] == hit
-        right += hit / len(ITEMS)
-    assert output["results"]["acc,none"] == pytest.approx(right)
+        assert sample["acc"] == float(min(range(len(nll)), key=nll.__getitem__) == item["answer"])
+
+
+def test_documents_of_a_groups_tasks_keep_their_own_images(tiny: Tiny, dataset: Path, tmp_path: Path) -> None:
+    backwards = "".join(json.dumps(item) + "\n" for item in reversed(ITEMS))
+    (dataset / "benchmarks" / "backwards.jsonl").write_text(backwards)
+    write_tasks(dataset, ("tiny", "backwards"), tmp_path)
+    (tmp_path / "both.yaml").write_text("group: both\ntask: [tiny, backwards]\n")
+    adapter = lmms_adapter.LmmsAdapter(tiny.model(), tiny.processor(), 4096, 3)
+    samples = lmms_adapter.run_task(adapter, "both", [tmp_path])
+    assert [sample["task"] for sample in samples] == ["backwards"] * len(ITEMS) + ["tiny"] * len(ITEMS)
+    by_question = [
+        {s["doc"]["question"]: s["filtered_resps"] for s in samples if s["task"] == t} for t in ("tiny", "backwards")
+    ]
+    for question, responses in by_question[0].items():
+        assert [r[0] for r in responses] == pytest.approx([r[0] for r in by_question[1][question]], rel=1e-5)
+
+
+def test_a_text_task_whose_visual_function_returns_none_has_no_image(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    item = {"id": "t", "image": None, "kind": "k", "question": "Who?", "choices": ["me", "you"], "answer": 0}
+    (tmp_path / "benchmarks" / "words.jsonl").write_text(json.dumps(item) + "\n")
+    write_tasks(tmp_path, ("words",), tmp_path / "tasks")
+    (tmp_path / "tasks" / "utils.py").write_text("def doc_to_visual(doc):\n    return None\n")
+    adapter = lmms_adapter.LmmsAdapter(tiny.model(), tiny.processor(), 100, 1)
+    (sample,) = lmms_adapter.run_task(adapter, "words", [tmp_path / "tasks"])
+    assert adapter.image_keys == {("words", 0): None} and len(sample["filtered_resps"]) == 2
 
 
 def test_workaround_likelihood_tuples_pass_and_everything_else_is_left_to_lmms_eval() -> None:
