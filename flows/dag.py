@@ -65,10 +65,11 @@ def read_dag(root: Path) -> Dag:
         ValueError: dvc.yaml or dvc.lock cannot be read; the message is DVC's.
     """
     from dvc.exceptions import DvcException
-    from dvc.repo import Repo
+    from dvc.repo import Repo, lock_repo
 
     try:
-        with Repo(str(root)) as repo:
+        # Under one lock DVC reads its files once; each call that locks by itself would read them anew.
+        with Repo(str(root)) as repo, lock_repo(repo):
             graph = repo.index.graph
             stages = {
                 node.addressing: Stage(

@@ -15,7 +15,7 @@ from lmms_eval.api.instance import Instance
 from lmms_eval.api.model import lmms
 from lmms_eval.tasks import TaskManager
 from loguru import logger
-from PIL import Image
+from PIL import Image, ImageFile
 from transformers import LlavaProcessor
 
 from normalign.vlm.generate import answer
@@ -23,6 +23,10 @@ from normalign.vlm.model import NormalignForConditionalGeneration
 from normalign.vlm.scoring import Question, score
 
 DEFAULT_NEW_TOKENS = 64
+
+# Importing lmms-eval tells Pillow, for the whole process, to pad truncated images in silence; its own tasks may have
+# that while they run (quiet_lmms_eval), everything else must see a truncated file as what it is.
+ImageFile.LOAD_TRUNCATED_IMAGES = False
 
 
 class LmmsAdapter(lmms):
@@ -148,6 +152,7 @@ def quiet_lmms_eval() -> Iterator[None]:
     """lmms-eval with its likelihood fault mended and its log silenced; random state and warnings are put back."""
     original = evaluator.unwrap_generation_output
     evaluator.unwrap_generation_output = _pass_likelihoods(original)
+    ImageFile.LOAD_TRUNCATED_IMAGES = True
     logger.disable("lmms_eval")
     level = logging.getLogger().level
     try:
@@ -157,6 +162,7 @@ def quiet_lmms_eval() -> Iterator[None]:
         logging.getLogger().setLevel(level)
         logger.enable("lmms_eval")
         evaluator.unwrap_generation_output = original
+        ImageFile.LOAD_TRUNCATED_IMAGES = False
 
 
 def run_task(adapter: LmmsAdapter, task: str, task_folders: list[Path]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import ImageFile
 
 from normalign.data.tasks import write_tasks
 from normalign.vlm.scoring import Question, score
@@ -109,6 +110,14 @@ def test_workaround_likelihood_tuples_pass_and_everything_else_is_left_to_lmms_e
         assert evaluator.unwrap_generation_output((1.5, True)) == ((1.5, True), None)
         assert evaluator.unwrap_generation_output("text") == original("text")
     assert evaluator.unwrap_generation_output is original
+
+
+def test_importing_lmms_eval_does_not_make_truncated_images_pass() -> None:
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+    with pytest.raises(KeyError), lmms_adapter.quiet_lmms_eval():
+        assert ImageFile.LOAD_TRUNCATED_IMAGES is True
+        raise KeyError
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
 
 
 def test_workaround_filelock_is_pinned_below_the_release_that_lost_what_lmms_eval_imports() -> None:
