@@ -8,7 +8,7 @@ out evenly, block by block, so that the question alone never tells the answer.
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from normalign.settings import SyntheticSettings
 
 BENCHMARKS = ("presence", "choice", "reading", "text")
 YES_NO = ("Yes", "No")
+CAPTION_QUESTION = "What is in the image?"
 TEXT_RECORD_SHARE = 0.1
 _OPTIONS = 4
 _FACTS_PER_RECORD = 2
@@ -87,13 +88,14 @@ class _Dealer:
         block, place = divmod(index, values)
         return self.order(purpose, block, values)[place]
 
-    def shapes(self, index: int, split: Split) -> Scene:
+    def shapes(self, index: int, split: Split, count: int | None = None) -> Scene:
+        """A scene of ``count`` things; without it every block of scenes has each number from one to four once."""
         first = Thing(
             list(COLORS)[self.deal("color", index, len(COLORS))],
             SHAPES[self.deal("shape", index, len(SHAPES))],
             list(POSITIONS)[self.deal("position", index, len(POSITIONS))],
         )
-        count = 1 + self.deal("count", index, len(COUNTS))
+        count = count or 1 + self.deal("count", index, len(COUNTS))
         return shape_scene(first, count, split, self.rng("shapes", index))
 
     def words(self, index: int, split: Split) -> Scene:
@@ -233,8 +235,15 @@ def training_scenes(seed: int, stage: str, images: int) -> list[Scene]:
 def benchmark_scenes(seed: int, benchmark: str, images: int) -> list[Scene]:
     """The scenes of a visual benchmark, none of which a training stage can hold."""
     dealer = _Dealer(seed, benchmark)
+    if benchmark == "choice":
+        return [dealer.shapes(i // 2, "held_out", None if _asks_count(i) else 1) for i in range(images)]
     make = dealer.words if benchmark == "reading" else dealer.shapes
     return [make(index, "held_out") for index in range(images)]
+
+
+def _asks_count(index: int) -> bool:
+    """Every second image of ``choice`` is asked for the number of things; the others hold a single one."""
+    return index % 2 == 1
 
 
 def _stage1(settings: SyntheticSettings, writer: _Writer) -> Iterator[dict[str, Any]]:
@@ -242,7 +251,7 @@ def _stage1(settings: SyntheticSettings, writer: _Writer) -> Iterator[dict[str, 
     for index, scene in enumerate(training_scenes(settings.seed, "stage1", settings.stage1_images)):
         name = f"stage1-{index:05d}"
         image = writer.image(name, scene, dealer.rng("render", index))
-        yield _conversation(name, image, [("Describe the image.", scene.caption())])
+        yield _conversation(name, image, [(CAPTION_QUESTION, scene.caption())])
 
 
 def _stage2(settings: SyntheticSettings, writer: _Writer) -> Iterator[dict[str, Any]]:
@@ -251,7 +260,8 @@ def _stage2(settings: SyntheticSettings, writer: _Writer) -> Iterator[dict[str, 
         name = f"stage2-{index:05d}"
         image = writer.image(name, scene, dealer.rng("render", index))
         questions = training_questions(scene, settings.questions_per_image, dealer.rng("questions", index))
-        yield _conversation(name, image, [(q.text, q.answer) for q in questions])
+        turns = [(CAPTION_QUESTION, scene.caption()), *((q.text, q.answer) for q in questions)]
+        yield _conversation(name, image, turns)
     facts = _shuffled(training_facts(), dealer.rng("facts", 0))
     for index in range(round(settings.stage2_images * TEXT_RECORD_SHARE)):
         start = index * _FACTS_PER_RECORD
@@ -295,16 +305,15 @@ def _choice_benchmark(settings: SyntheticSettings, writer: _Writer) -> Iterator[
     dealer = _Dealer(settings.seed, "choice")
     for index, scene in enumerate(benchmark_scenes(settings.seed, "choice", settings.choice_images)):
         image = writer.image(f"choice-{index:05d}", scene, dealer.rng("render", index))
-        thing = scene.things[0]
-        asked = (
-            (_ask_color(thing), COLORS),
-            (_ask_shape(thing), SHAPES),
-            (_ask_position(thing), POSITIONS),
-            (_ask_count(scene), COUNTS),
-        )
-        for question, names in asked:
-            wrong = _wrong(names, question.answer)
-            yield _item(dealer, f"choice-{question.kind}", index, image, question, wrong)
+        if _asks_count(index):
+            question = _ask_count(scene)
+            yield _item(dealer, "choice-count", index // 2, image, question, _wrong(COUNTS, question.answer))
+            continue
+        for kind, names in (("color", COLORS), ("shape", SHAPES), ("position", POSITIONS)):
+            wrong = [replace(scene.things[0], **{kind: name}) for name in names]
+            question = Question(kind, CAPTION_QUESTION, scene.caption())
+            captions = [replace(scene, things=(thing,)).caption() for thing in wrong if thing != scene.things[0]]
+            yield _item(dealer, f"choice-{kind}", index // 2, image, question, captions)
 
 
 def _reading_benchmark(settings: SyntheticSettings, writer: _Writer) -> Iterator[BenchmarkItem]:

@@ -40,7 +40,7 @@ def test_generated_data_passes_its_own_reader_twice_identically(profile: Profile
     summary = dataset.run(profile)
     first = (profile.folder / "dataset.json").read_bytes()
     metrics = json.loads(first)
-    assert metrics["benchmarks"] == {"presence": 24, "choice": 12, "reading": 8, "text": 12}
+    assert metrics["benchmarks"] == {"presence": 24, "choice": 8, "reading": 8, "text": 12}
     assert metrics["stage1"]["kept"] == 16 and metrics["stage1"]["dropped"] == 0
     assert metrics["stage2"]["kept"] == 12 + 1
     records = load_records(profile.folder / "dataset" / "stage2.jsonl")
