@@ -39,6 +39,8 @@ _OPTIONS = 4
 _FACTS_PER_RECORD = 2
 _WORD_SCENES = 3  # every third training scene shows words
 _HARD_NEGATIVES = 1 / 3
+# Half of the training scenes hold one thing: what a colour or a shape looks like is learnt before what belongs to what.
+_TRAINING_COUNTS = (1, 1, 1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,14 @@ class _Dealer:
         block, place = divmod(index, values)
         return self.order(purpose, block, values)[place]
 
-    def shapes(self, index: int, split: Split, count: int | None = None) -> Scene:
-        """A scene of ``count`` things; without it every block of scenes has each number from one to four once."""
+    def shapes(self, index: int, split: Split, counts: tuple[int, ...] = (1, 2, 3, 4)) -> Scene:
+        """A scene of shapes; every block of scenes has each number of things in ``counts`` once."""
         first = Thing(
             list(COLORS)[self.deal("color", index, len(COLORS))],
             SHAPES[self.deal("shape", index, len(SHAPES))],
             list(POSITIONS)[self.deal("position", index, len(POSITIONS))],
         )
-        count = count or 1 + self.deal("count", index, len(COUNTS))
+        count = counts[self.deal("count", index, len(counts))]
         return shape_scene(first, count, split, self.rng("shapes", index))
 
     def words(self, index: int, split: Split) -> Scene:
@@ -227,7 +229,9 @@ def training_scenes(seed: int, stage: str, images: int) -> list[Scene]:
         block, place = divmod(index, _WORD_SCENES)
         shapes = _WORD_SCENES - 1
         scenes.append(
-            dealer.words(block, "train") if place == shapes else dealer.shapes(block * shapes + place, "train")
+            dealer.words(block, "train")
+            if place == shapes
+            else dealer.shapes(block * shapes + place, "train", _TRAINING_COUNTS)
         )
     return scenes
 
@@ -236,7 +240,8 @@ def benchmark_scenes(seed: int, benchmark: str, images: int) -> list[Scene]:
     """The scenes of a visual benchmark, none of which a training stage can hold."""
     dealer = _Dealer(seed, benchmark)
     if benchmark == "choice":
-        return [dealer.shapes(i // 2, "held_out", None if _asks_count(i) else 1) for i in range(images)]
+        counts_of = [(1, 2, 3, 4) if _asks_count(i) else (1,) for i in range(images)]
+        return [dealer.shapes(i // 2, "held_out", counts) for i, counts in enumerate(counts_of)]
     make = dealer.words if benchmark == "reading" else dealer.shapes
     return [make(index, "held_out") for index in range(images)]
 
