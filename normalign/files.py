@@ -1,6 +1,7 @@
 """Writing files so that a kill at any moment leaves either the old content or the new, never half of it."""
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -10,7 +11,29 @@ from typing import Any
 
 
 def _temporary_name(path: Path) -> Path:
+    """A name beside ``path`` for this process alone; what killed processes left under such names is removed."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        _, process, suffix = left.name.rsplit(".", 2)
+        if suffix in ("part", "old") and process.isdigit() and not _is_running(int(process)):
+            _remove(left)
     return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it runs, as somebody else
+        return True
+    return process != os.getpid()  # this process writes one thing at a time: its own name is free
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -36,8 +59,6 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_name(path)
     old = temporary.with_suffix(".old")
-    for left in (temporary, old):
-        shutil.rmtree(left, ignore_errors=True)
     temporary.mkdir()
     try:
         yield temporary

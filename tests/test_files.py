@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,22 @@ def test_a_broken_json_file_is_named(tmp_path: Path) -> None:
     write_text(tmp_path / "v.json", "{")
     with pytest.raises(ValueError, match=r"v\.json is not valid JSON .*run the stage again"):
         read_json(tmp_path / "v.json")
+
+
+@pytest.mark.parametrize("suffix", ["part", "old"])
+def test_what_a_killed_process_left_is_removed_by_the_next_write_and_other_files_are_not(
+    tmp_path: Path, suffix: str
+) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    half_file = tmp_path / f".file.txt.{dead.pid}.{suffix}"
+    half_folder = tmp_path / f".folder.{dead.pid}.{suffix}"
+    living = tmp_path / f".file.txt.{os.getppid()}.part"
+    bystander = tmp_path / ".file.txt.notes"
+    for path in (half_file, living, bystander, half_folder / "inner.txt"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    write_text(tmp_path / "file.txt", "whole")
+    with atomic_directory(tmp_path / "folder") as temporary:
+        (temporary / "whole.txt").write_text("x")
+    assert {p.name for p in tmp_path.iterdir()} == {"file.txt", "folder", living.name, bystander.name}
