@@ -76,7 +76,7 @@ def read_dag(root: Path) -> Dag:
                     name=node.addressing,
                     command=(sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "-s", node.addressing),
                     upstream=frozenset(upstream.addressing for upstream in graph.successors(node)),
-                    metrics=tuple(Path(out.fs_path) for out in node.outs if out.metric),
+                    metrics=tuple(Path(out.fs_path) for out in node.outs if _is_metric_file(out)),
                 )
                 for node in repo.index.stages
             }
@@ -89,6 +89,11 @@ def read_dag(root: Path) -> Dag:
     everything = Dag(stages, frozenset(), pullable)
     to_run = everything.downstream(changed)
     return _with_batches(everything, to_run, {name: commands[name] for name in status.keys() - to_run})
+
+
+def _is_metric_file(out: Any) -> bool:
+    """Whether an output is figures that git tracks: a JSON file that is not in DVC's cache."""
+    return not out.use_cache and str(out.fs_path).endswith(".json")
 
 
 def _with_batches(dag: Dag, to_run: frozenset[str], commands: dict[str, str]) -> Dag:
