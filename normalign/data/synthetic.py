@@ -265,8 +265,8 @@ def _stage2(settings: SyntheticSettings, writer: _Writer) -> Iterator[dict[str, 
         name = f"stage2-{index:05d}"
         image = writer.image(name, scene, dealer.rng("render", index))
         questions = training_questions(scene, settings.questions_per_image, dealer.rng("questions", index))
-        turns = [(CAPTION_QUESTION, scene.caption()), *((q.text, q.answer) for q in questions)]
-        yield _conversation(name, image, turns)
+        asked = [(CAPTION_QUESTION, scene.caption()), *((q.text, q.answer) for q in questions)]
+        yield _conversation(name, image, asked)
     facts = _shuffled(training_facts(), dealer.rng("facts", 0))
     for index in range(round(settings.stage2_images * TEXT_RECORD_SHARE)):
         start = index * _FACTS_PER_RECORD
