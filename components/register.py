@@ -3,6 +3,7 @@
 import gc
 
 from components import stage_main
+from normalign.registry.lookup import already_registered
 from normalign.settings import Profile
 
 
@@ -16,6 +17,9 @@ def run(profile: Profile, *variants: str) -> str:
         raise ValueError(f"no variant named; valid: {', '.join(profile.variants)}")
     for variant in variants:
         profile.variant(variant)
+    known = already_registered(profile, variants)
+    if known is not None:
+        return "\n".join(known)
     gc.disable()  # importing and opening allocate for seconds, none of it garbage: a look-up is a sixth faster
     try:
         from mlflow.exceptions import MlflowException

@@ -8,7 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from normalign.registry.store import model_name, open_registry
+from normalign.registry.fingerprint import model_name
+from normalign.registry.store import open_registry
 from normalign.registry.versions import runs_of, versions_of
 from normalign.settings import load_profile
 

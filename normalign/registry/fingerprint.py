@@ -9,6 +9,18 @@ import yaml
 from normalign.settings import Profile
 
 DVC_LOCK = Path("dvc.lock")
+SQLITE = "sqlite:///"
+FINGERPRINT_TAG = "fingerprint"
+CHALLENGER = "challenger"
+
+
+def model_name(profile: str) -> str:
+    """The registered model of a profile.
+
+    One per profile, with a version per registered variant: an alias is unique within a registered model, so
+    `champion` names the one version that a profile serves, whichever variant it is.
+    """
+    return f"normalign-{profile}"
 
 
 def model_md5(profile: Profile, variant: str) -> str:
@@ -25,7 +37,8 @@ def _locked_md5(stage: str, out: str) -> str | None:
     if not DVC_LOCK.exists():
         return None
     try:
-        lock = yaml.safe_load(DVC_LOCK.read_text(encoding="utf-8")) or {}
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where PyYAML was built with it
+        lock = yaml.load(DVC_LOCK.read_text(encoding="utf-8"), loader) or {}
     except yaml.YAMLError:
         return None  # another stage's DVC is writing it at this moment
     outs = lock.get("stages", {}).get(stage, {}).get("outs", [])

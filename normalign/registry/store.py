@@ -10,19 +10,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 from mlflow.tracking import MlflowClient
 
+from normalign.registry.fingerprint import SQLITE, model_name
 from normalign.settings import Profile, RegistrySettings
 
-SQLITE = "sqlite:///"
 LOCK_FILE = Path("state/registry.lock")
-
-
-def model_name(profile: str) -> str:
-    """The registered model of a profile.
-
-    One per profile, with a version per registered variant: an alias is unique within a registered model, so
-    `champion` names the one version that a profile serves, whichever variant it is.
-    """
-    return f"normalign-{profile}"
 
 
 def registry_lock() -> FileLock:

@@ -13,13 +13,11 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
 
-from normalign.registry.fingerprint import fingerprint, model_md5
+from normalign.registry.fingerprint import CHALLENGER, FINGERPRINT_TAG, fingerprint, model_md5, model_name
 from normalign.registry.record import log_record, provenance
-from normalign.registry.store import ensure_registered_model, experiment, model_name, registry_lock
+from normalign.registry.store import ensure_registered_model, experiment, registry_lock
 from normalign.settings import Profile
 
-FINGERPRINT_TAG = "fingerprint"
-CHALLENGER = "challenger"
 # Larger weights stay where DVC keeps them: the version then holds their path and md5 instead of a copy.
 MAX_COPIED_BYTES = 1 << 30
 REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors", "pillow", "pandas", "mlflow")

@@ -24,6 +24,7 @@ from normalign.commands.compare import compare
 from normalign.files import read_json, write_json
 from normalign.registry import versions
 from normalign.registry.fingerprint import fingerprint, folder_md5, model_md5
+from normalign.registry.lookup import already_registered
 from normalign.registry.store import open_registry
 from normalign.settings import RegistrySettings
 
@@ -223,3 +224,21 @@ def test_a_registered_model_loads_back_and_answers_about_an_image(registered: An
     loaded = mlflow.pyfunc.load_model(f"models:/{NAME}@challenger")
     expected = [answer(model, processor, image, question) for image in (picture, picture, None)]
     assert loaded.predict(frame) == expected
+
+
+def test_the_quick_look_up_says_what_mlflow_says_and_never_yes_without_it(registered: Any) -> None:
+    profile, client = registered.profile, client_of(registered)
+    assert already_registered(profile, ("baseline",)) is None, "there is no version yet"
+    assert "registered as version 1" in versions.register(client, profile, "baseline")
+    assert already_registered(profile, ("baseline",)) == [versions.register(client, profile, "baseline")]
+    assert already_registered(profile, ("baseline", "norm")) is None, "one of them is not registered"
+    versions.register(client, profile, "norm")
+    assert already_registered(profile, ("baseline", "norm")) == [
+        versions.register(client, profile, variant) for variant in ("baseline", "norm")
+    ]
+    write_json(profile.results("norm") / "summary.json", {"ratio/init": 2.0})
+    assert already_registered(profile, ("norm",)) is None, "new results are another version"
+    client.delete_model_version("normalign-ci", "1")
+    assert already_registered(profile, ("baseline",)) is None, "a deleted version does not count"
+    client.delete_registered_model_alias("normalign-ci", "challenger")
+    assert already_registered(profile, ("norm",)) is None, "an alias that is missing is put right by MLflow"
