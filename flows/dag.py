@@ -1,11 +1,14 @@
 """The stages of dvc.yaml as DVC itself reads them: commands, edges, and what has changed."""
 
+import json
 import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ALWAYS_CHANGED = "always changed"
 
@@ -64,6 +67,7 @@ def read_dag(root: Path) -> Dag:
     Raises:
         ValueError: dvc.yaml or dvc.lock cannot be read; the message is DVC's.
     """
+    _forget_dead_locks(root / ".dvc" / "tmp" / "rwlock")
     from dvc.exceptions import DvcException
     from dvc.repo import Repo, lock_repo
 
@@ -89,6 +93,30 @@ def read_dag(root: Path) -> Dag:
     everything = Dag(stages, frozenset(), pullable)
     to_run = everything.downstream(changed)
     return _with_batches(everything, to_run, {name: commands[name] for name in status.keys() - to_run})
+
+
+def _forget_dead_locks(file: Path) -> None:
+    """Remove DVC's list of files in use if every process in it is dead, or if it was cut short by a kill.
+
+    DVC itself takes a killed process that nobody has reaped yet for a live one, and refuses a list that it cannot read.
+    """
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        holders = [*entries.get("write", {}).values(), *(h for held in entries.get("read", {}).values() for h in held)]
+        if any(_is_alive(holder["pid"]) for holder in holders if holder):
+            return
+    except FileNotFoundError:
+        return
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    file.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_metric_file(out: Any) -> bool:
