@@ -81,6 +81,7 @@ class SyntheticSettings:
     presence_images: int
     choice_images: int
     reading_images: int
+    validation_images: int
     text_items: int
 
 

@@ -7,8 +7,9 @@ out evenly, block by block, so that the question alone never tells the answer.
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from normalign.data.scenes import (
 from normalign.files import write_json, write_jsonl
 from normalign.settings import SyntheticSettings
 
-BENCHMARKS = ("presence", "choice", "reading", "text")
+VISUAL = ("presence", "choice", "reading")
+BENCHMARKS = (*VISUAL, "text", "validation")
 YES_NO = ("Yes", "No")
 CAPTION_QUESTION = "What is in the image?"
 TEXT_RECORD_SHARE = 0.1
@@ -236,14 +238,18 @@ def training_scenes(seed: int, stage: str, images: int) -> list[Scene]:
     return scenes
 
 
-def benchmark_scenes(seed: int, benchmark: str, images: int) -> list[Scene]:
-    """The scenes of a visual benchmark, none of which a training stage can hold."""
-    dealer = _Dealer(seed, benchmark)
+def benchmark_scenes(seed: int, benchmark: str, images: int, split: Split = "held_out") -> list[Scene]:
+    """The scenes of a visual benchmark or of its validation counterpart; no other split can hold any of them."""
+    dealer = _Dealer(seed, _name(benchmark, split))
     if benchmark == "choice":
         counts_of = [(1, 2, 3, 4) if _asks_count(i) else (1,) for i in range(images)]
-        return [dealer.shapes(i // 2, "held_out", counts) for i, counts in enumerate(counts_of)]
+        return [dealer.shapes(i // 2, split, counts) for i, counts in enumerate(counts_of)]
     make = dealer.words if benchmark == "reading" else dealer.shapes
-    return [make(index, "held_out") for index in range(images)]
+    return [make(index, split) for index in range(images)]
+
+
+def _name(benchmark: str, split: Split) -> str:
+    return f"validation-{benchmark}" if split == "validation" else benchmark
 
 
 def _asks_count(index: int) -> bool:
@@ -293,40 +299,42 @@ def _wrong(names: Any, *right: str) -> list[str]:
     return [name for name in names if name not in right]
 
 
-def _presence_benchmark(settings: SyntheticSettings, writer: _Writer) -> Iterator[BenchmarkItem]:
-    dealer = _Dealer(settings.seed, "presence")
-    for index, scene in enumerate(benchmark_scenes(settings.seed, "presence", settings.presence_images)):
-        image = writer.image(f"presence-{index:05d}", scene, dealer.rng("render", index))
-        pairs = presence_pairs(scene, dealer.rng("questions", index))[:3]
-        questions = [question for pair in pairs for question in pair]
-        dealer.rng("order", index).shuffle(questions)
-        for place, q in enumerate(questions):
-            yield BenchmarkItem(
-                f"presence-{index * 6 + place:05d}", image, q.kind, q.text, YES_NO, YES_NO.index(q.answer)
-            )
+def _presence_items(dealer: _Dealer, name: str, index: int, scene: Scene, image: str) -> Iterator[BenchmarkItem]:
+    pairs = presence_pairs(scene, dealer.rng("questions", index))[:3]
+    questions = [question for pair in pairs for question in pair]
+    dealer.rng("order", index).shuffle(questions)
+    for place, q in enumerate(questions):
+        yield BenchmarkItem(f"{name}-{index * 6 + place:05d}", image, q.kind, q.text, YES_NO, YES_NO.index(q.answer))
 
 
-def _choice_benchmark(settings: SyntheticSettings, writer: _Writer) -> Iterator[BenchmarkItem]:
-    dealer = _Dealer(settings.seed, "choice")
-    for index, scene in enumerate(benchmark_scenes(settings.seed, "choice", settings.choice_images)):
-        image = writer.image(f"choice-{index:05d}", scene, dealer.rng("render", index))
-        if _asks_count(index):
-            question = _ask_count(scene)
-            yield _item(dealer, "choice-count", index // 2, image, question, _wrong(COUNTS, question.answer))
-            continue
-        for kind, names in (("color", COLORS), ("shape", SHAPES), ("position", POSITIONS)):
-            wrong = [replace(scene.things[0], **{kind: name}) for name in names]
-            question = Question(kind, CAPTION_QUESTION, scene.caption())
-            captions = [replace(scene, things=(thing,)).caption() for thing in wrong if thing != scene.things[0]]
-            yield _item(dealer, f"choice-{kind}", index // 2, image, question, captions)
+def _choice_items(dealer: _Dealer, name: str, index: int, scene: Scene, image: str) -> Iterator[BenchmarkItem]:
+    if _asks_count(index):
+        question = _ask_count(scene)
+        yield _item(dealer, f"{name}-count", index // 2, image, question, _wrong(COUNTS, question.answer))
+        return
+    for kind, names in (("color", COLORS), ("shape", SHAPES), ("position", POSITIONS)):
+        wrong = [replace(scene.things[0], **{kind: value}) for value in names]
+        question = Question(kind, CAPTION_QUESTION, scene.caption())
+        captions = [replace(scene, things=(thing,)).caption() for thing in wrong if thing != scene.things[0]]
+        yield _item(dealer, f"{name}-{kind}", index // 2, image, question, captions)
 
 
-def _reading_benchmark(settings: SyntheticSettings, writer: _Writer) -> Iterator[BenchmarkItem]:
-    dealer = _Dealer(settings.seed, "reading")
-    for index, scene in enumerate(benchmark_scenes(settings.seed, "reading", settings.reading_images)):
-        image = writer.image(f"reading-{index:05d}", scene, dealer.rng("render", index))
-        for place, question in enumerate(_ask_words(scene)):
-            yield _item(dealer, "reading", index * 2 + place, image, question, _wrong(WORDS, *scene.words))
+def _reading_items(dealer: _Dealer, name: str, index: int, scene: Scene, image: str) -> Iterator[BenchmarkItem]:
+    for place, question in enumerate(_ask_words(scene)):
+        yield _item(dealer, name, index * 2 + place, image, question, _wrong(WORDS, *scene.words))
+
+
+_ITEMS_OF = {"presence": _presence_items, "choice": _choice_items, "reading": _reading_items}
+
+
+def _visual_benchmark(
+    settings: SyntheticSettings, writer: _Writer, benchmark: str, images: int, split: Split = "held_out"
+) -> Iterator[BenchmarkItem]:
+    name = _name(benchmark, split)
+    dealer = _Dealer(settings.seed, name)
+    for index, scene in enumerate(benchmark_scenes(settings.seed, benchmark, images, split)):
+        image = writer.image(f"{name}-{index:05d}", scene, dealer.rng("render", index))
+        yield from _ITEMS_OF[benchmark](dealer, name, index, scene, image)
 
 
 def _text_benchmark(settings: SyntheticSettings) -> Iterator[BenchmarkItem]:
@@ -351,11 +359,14 @@ def write_dataset(settings: SyntheticSettings, folder: Path) -> None:
     writer = _Writer(folder, settings.image_size)
     write_json(folder / "stage1.json", list(_stage1(settings, writer)))
     write_json(folder / "stage2.json", list(_stage2(settings, writer)))
-    items = {
-        "presence": _presence_benchmark(settings, writer),
-        "choice": _choice_benchmark(settings, writer),
-        "reading": _reading_benchmark(settings, writer),
+    items: dict[str, Iterable[BenchmarkItem]] = {
+        "presence": _visual_benchmark(settings, writer, "presence", settings.presence_images),
+        "choice": _visual_benchmark(settings, writer, "choice", settings.choice_images),
+        "reading": _visual_benchmark(settings, writer, "reading", settings.reading_images),
         "text": _text_benchmark(settings),
+        "validation": chain.from_iterable(
+            _visual_benchmark(settings, writer, name, settings.validation_images, "validation") for name in VISUAL
+        ),
     }
     for name in BENCHMARKS:
         write_jsonl(folder / "benchmarks" / f"{name}.jsonl", map(asdict, items[name]))

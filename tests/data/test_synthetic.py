@@ -12,9 +12,10 @@ import pytest
 
 from normalign.data.facts import held_out_facts, training_facts
 from normalign.data.llava import Record, read_llava
-from normalign.data.scenes import COLORS, POSITIONS, SHAPES, WORDS, Scene, Thing, render
+from normalign.data.scenes import COLORS, POSITIONS, SHAPES, WORDS, Scene, Split, Thing, render
 from normalign.data.synthetic import (
     BENCHMARKS,
+    VISUAL,
     BenchmarkItem,
     benchmark_scenes,
     load_benchmark,
@@ -34,6 +35,7 @@ SETTINGS = SyntheticSettings(
     presence_images=40,
     choice_images=120,
     reading_images=120,
+    validation_images=40,
     text_items=200,
 )
 
@@ -71,24 +73,28 @@ def test_an_item_does_not_depend_on_how_many_there_are(folder: Path, tmp_path: P
     write_dataset(dataclasses.replace(SETTINGS, **sizes), tmp_path)
     small, large = digests(tmp_path), digests(folder)
     pictures = [name for name in small if name.endswith(".png")]
-    assert len(pictures) == 50
+    assert len(pictures) == 80
     assert all(small[name] == large[name] for name in pictures)
     for stage in ("stage1.json", "stage2.json"):
         ours, theirs = (json.loads((f / stage).read_text()) for f in (tmp_path, folder))
         assert ours[:10] == theirs[:10]
     for name in BENCHMARKS:
-        lines = (tmp_path / "benchmarks" / f"{name}.jsonl").read_text()
-        assert (folder / "benchmarks" / f"{name}.jsonl").read_text().startswith(lines)
+        ours, theirs = ((f / "benchmarks" / f"{name}.jsonl").read_text().splitlines() for f in (tmp_path, folder))
+        assert set(ours) <= set(theirs)
 
 
 def test_another_seed_gives_other_scenes() -> None:
     assert training_scenes(1, "stage1", 20) != training_scenes(2, "stage1", 20)
 
 
-def test_no_held_out_scene_is_a_training_scene() -> None:
+def test_no_scene_is_in_two_of_training_validation_and_benchmarks() -> None:
     training = {s.description() for stage in ("stage1", "stage2") for s in training_scenes(7, stage, 2000)}
-    for benchmark in ("presence", "choice", "reading"):
-        assert training.isdisjoint(s.description() for s in benchmark_scenes(7, benchmark, 500))
+    splits: tuple[Split, ...] = ("validation", "held_out")
+    validation, held_out = (
+        {s.description() for benchmark in VISUAL for s in benchmark_scenes(7, benchmark, 500, split)}
+        for split in splits
+    )
+    assert training.isdisjoint(validation) and training.isdisjoint(held_out) and validation.isdisjoint(held_out)
 
 
 def test_facts_of_training_and_benchmark_are_disjoint() -> None:
@@ -146,7 +152,7 @@ def test_benchmarks_have_the_asked_size_and_valid_items(
     folder: Path, benchmarks: dict[str, list[BenchmarkItem]]
 ) -> None:
     sizes = {name: len(items) for name, items in benchmarks.items()}
-    assert sizes == {"presence": 240, "choice": 240, "reading": 240, "text": 200}
+    assert sizes == {"presence": 240, "choice": 240, "reading": 240, "text": 200, "validation": 400}
     for items in benchmarks.values():
         assert len({item.id for item in items}) == len(items)
         for item in items:
@@ -156,11 +162,11 @@ def test_benchmarks_have_the_asked_size_and_valid_items(
 
 
 def test_places_of_the_right_option_are_uniform(benchmarks: dict[str, list[BenchmarkItem]]) -> None:
-    for name, items in benchmarks.items():
-        by_kind = defaultdict(list)
+    for items in benchmarks.values():
+        series = defaultdict(list)
         for item in items:
-            by_kind[item.kind if name == "choice" else name].append(item.answer)
-        for answers in by_kind.values():
+            series[item.id.rsplit("-", 1)[0]].append(item.answer)
+        for answers in series.values():
             counts = Counter(answers)
             assert max(counts.values()) - min(counts.values()) == 0
 
@@ -212,7 +218,7 @@ def test_benchmark_questions_use_the_training_templates(
     folder: Path, benchmarks: dict[str, list[BenchmarkItem]]
 ) -> None:
     known = {template(question) for question, _ in training_turns(folder)}
-    for name in ("presence", "choice", "reading"):
+    for name in VISUAL:
         assert {template(item.question) for item in benchmarks[name]} <= known
 
 
