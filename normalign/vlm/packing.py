@@ -13,6 +13,8 @@ from torch import Tensor
 
 from normalign.vlm.chat import IGNORE, Encoded
 
+MAX_PADDING = 0.02  # share of a packed batch's tokens
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -57,25 +59,24 @@ class Packed:
         return dataclasses.replace(self, **moved)
 
 
-def assign_rows(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """First-fit-decreasing: indices of samples, row by row, no row above ``capacity`` tokens.
+def assign_rows(lengths: Sequence[int]) -> list[list[int]]:
+    """Indices of samples, row by row: as many rows as keep padding within MAX_PADDING of all tokens, one at the least.
 
-    Raises:
-        ValueError: a sample is longer than ``capacity``.
+    Attention costs the square of a row's length, so rows should be many; one row never needs padding. Longest first,
+    each sample goes to the shortest row.
     """
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if lengths[index] > capacity:
-            raise ValueError(f"sample of {lengths[index]} tokens does not fit into rows of {capacity}")
-        row = next((r for r, free in enumerate(room) if free >= lengths[index]), None)
-        if row is None:
-            rows.append([])
-            room.append(capacity)
-            row = len(rows) - 1
-        rows[row].append(index)
-        room[row] -= lengths[index]
-    return rows
+    total = sum(lengths)
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    for count in range(min(len(lengths), int(total / (1 - MAX_PADDING) / max(lengths))), 1, -1):
+        rows: list[list[int]] = [[] for _ in range(count)]
+        sums = [0] * count
+        for index in order:
+            shortest = sums.index(min(sums))
+            rows[shortest].append(index)
+            sums[shortest] += lengths[index]
+        if count * max(sums) * (1 - MAX_PADDING) <= total:
+            return rows
+    return [order]
 
 
 def fed_tokens(sample: Encoded) -> list[int]:
@@ -87,20 +88,18 @@ def fed_tokens(sample: Encoded) -> list[int]:
     return [i for i, label in enumerate(sample.labels) if label == IGNORE or i in followed or sample.previous[i] < 0]
 
 
-def pack(samples: Sequence[Encoded], *, share_rows: bool, pad_id: int, capacity: int | None = None) -> Packed:
+def pack(samples: Sequence[Encoded], *, share_rows: bool, pad_id: int) -> Packed:
     """Lay samples out in rows.
 
     Args:
-        share_rows: short samples fill up rows together; otherwise one sample a row.
+        share_rows: samples share rows of about equal length; otherwise one sample a row, padded to the longest.
         pad_id: token of the positions behind the last sample of a row.
-        capacity: length of shared rows; the longest sample's by default.
     """
     if not samples:
         raise ValueError("nothing to pack")
     kept = [fed_tokens(sample) for sample in samples]
     lengths = [len(indices) for indices in kept]
-    capacity = max(lengths) if capacity is None else max(capacity, max(lengths))
-    rows = assign_rows(lengths, capacity) if share_rows else [[i] for i in range(len(samples))]
+    rows = assign_rows(lengths) if share_rows else [[i] for i in range(len(samples))]
     length = max(sum(lengths[i] for i in row) for row in rows)
     input_ids = torch.full((len(rows), length), pad_id)
     positions = torch.zeros((len(rows), length), dtype=torch.long)

@@ -97,7 +97,7 @@ def test_fault_9_changing_one_packed_sample_changes_no_other(
     changed[0].image = "another"
     found = []
     for version in (samples, changed):
-        packed = pack(version, share_rows=True, pad_id=0, capacity=600)
+        packed = pack(version, share_rows=True, pad_id=0)
         assert len(packed.input_ids_BL) < len(samples)
         found.append(logits(model, packed, visual_of(tiny.processor(), packed.order)))
     same = torch.tensor([sample != "sample 0" for sample, _ in owners(packed)])
