@@ -1,0 +1,472 @@
+"""Training speed and memory beside what a user would write instead: ``transformers.Trainer`` on stock LLaVA.
+
+Both sides train the same weights (DINOv2-small and SmolLM2-135M from the committed profile) on the same samples in the
+same order, with the same supervised tokens, optimizer, rates and precision; losses are compared step by step. Each
+side runs in a process of its own, one after the other, so that peak memory is its own and neither slows the other.
+
+The stock side gets what `Trainer` does unasked: the images are encoded in every step, a batch is padded to its longest
+sample, logits are computed at every position, and each question of a record is a sample with its image.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+IMAGE_SIZE = 112
+PROFILE = "smol"
+SEED = 7
+RATE = 1e-4
+# How many questions a record holds: most few, some many, as in LLaVA's instruction data.
+QUESTIONS = (1, 2, 2, 3, 3, 4, 6, 10)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained: ``stage1`` (projector only) or ``stage2`` (everything), turn by turn or as one conversation."""
+
+    stage: str
+    per_turn: bool
+    records: int
+    batch: int
+    threads: int
+
+
+def precision() -> str:
+    """bf16 where the processor multiplies it in hardware, else fp32 (where bf16 would be emulated)."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "bf16"
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    return "bf16" if "amx_bf16" in flags or "avx512_bf16" in flags else "fp32"
+
+
+def records(count: int) -> list[tuple[Any, list[tuple[str, str]]]]:
+    """(image, turns) of ``count`` generated scenes, with LLaVA-like numbers of turns."""
+    from normalign.data.scenes import render
+    from normalign.data.synthetic import CAPTION_QUESTION, training_questions, training_scenes
+
+    made = []
+    for index, scene in enumerate(training_scenes(SEED, "benchmark", count)):
+        rng = random.Random(f"{SEED}/{index}")
+        turns = [(q.text, q.answer) for q in training_questions(scene, rng.choice(QUESTIONS), rng)]
+        made.append((render(scene, 224, rng), [(CAPTION_QUESTION, scene.caption()), *turns]))
+    return made
+
+
+class Setup:
+    """Model, processor and encoded samples of a task, the same for both sides."""
+
+    def __init__(self, task: Task, aligner: str = "none") -> None:
+        import torch
+
+        from normalign.settings import load_profile
+        from normalign.vlm.build import IMAGE_TOKEN, build_model, build_processor
+        from normalign.vlm.chat import ChatFormat
+
+        torch.set_num_threads(task.threads)
+        torch.manual_seed(SEED)
+        self.task = task
+        weights = load_profile(PROFILE).folder / "weights"
+        if not weights.exists():
+            sys.exit(f"error: {weights} is missing; `make repro` (or its first stage, weights) fetches it")
+        self.processor = build_processor(weights, IMAGE_SIZE)
+        self.model = build_model(
+            weights,
+            self.processor,
+            image_size=IMAGE_SIZE,
+            feature_layer=-1,
+            feature_norm=False,  # stock LLaVA takes hidden states, which are before the final norm
+            aligner={"aligner": aligner, "gwc": aligner == "layernorm"},
+            text_norm=3.2,
+            seed=SEED,
+        )
+        self.chat = ChatFormat(self.processor.tokenizer, self.model.config.image_seq_length, IMAGE_TOKEN, "")
+        self.records = records(task.records)
+
+    def turns(self, index: int) -> list[tuple[str, str]]:
+        """Stage 1 trains captions alone."""
+        turns = self.records[index][1]
+        return turns[:1] if self.task.stage == "stage1" else turns
+
+    def encode(self, index: int, turns: Sequence[tuple[str, str]], per_turn: bool) -> Any:
+        return self.chat.encode(str(index), turns, str(index), per_turn=per_turn, max_tokens=4096)
+
+    def pixels(self, indices: Sequence[int]) -> Any:
+        from normalign.vlm.generate import pixels_of
+
+        return pixels_of(self.processor, [self.records[i][0] for i in indices])
+
+    def options(self) -> Any:
+        from normalign.training.options import TrainingOptions
+
+        modules = ("projector", "aligner") if self.task.stage == "stage1" else ("vision", "projector", "language")
+        return TrainingOptions(
+            learning_rate=dict.fromkeys(modules, RATE),
+            global_batch=self.task.batch,
+            micro_batch=self.task.batch,
+            epochs=1,
+            warmup_ratio=0.03,
+            weight_decay=0.0,
+            betas=(0.9, 0.999),
+            eps=1e-8,
+            clip_norm=1.0,
+            seed=SEED,
+            per_turn=self.task.per_turn,
+            pack=True,
+            checkpoint_minutes=1e9,
+        )
+
+
+def run_ours(setup: Setup) -> dict[str, Any]:
+    """Our loop; in stage 1 on cached features, whose making is timed apart."""
+    import torch
+    from accelerate import Accelerator
+
+    from normalign.training.loop import Samples, train
+    from normalign.vlm.forward import Visual
+    from normalign.vlm.packing import pack
+
+    model, count = setup.model, setup.task.records
+    model.model.language_model.set_attn_implementation("sdpa" if torch.cuda.is_available() else "eager")
+    padding = [0, 0]
+
+    def encode(index: int) -> Any:
+        return setup.encode(index, setup.turns(index), setup.task.per_turn)
+
+    start = time.perf_counter()
+    features: Any = None
+    if setup.task.stage == "stage1":
+        with torch.no_grad():
+            chunks = [range(i, min(i + 8, count)) for i in range(0, count, 8)]
+            features = torch.cat([model.model.encode(setup.pixels(chunk).to(model.device)) for chunk in chunks])
+    cached = time.perf_counter()
+
+    def visual(encoded: Sequence[Any]) -> Visual:
+        indices = [int(sample.id) for sample in encoded]
+        packed = pack(encoded, share_rows=True, pad_id=0)
+        padding[0] += int((packed.node_BL == 0).sum())
+        padding[1] += packed.node_BL.numel()
+        return Visual(pixels=setup.pixels(indices)) if features is None else Visual(features=features[indices])
+
+    with tempfile.TemporaryDirectory() as work:
+        accelerator = Accelerator(
+            cpu=not torch.cuda.is_available(), mixed_precision="bf16" if precision() == "bf16" else "no"
+        )
+        rows = train(
+            model,
+            Samples(count, encode, visual),
+            setup.options(),
+            accelerator=accelerator,
+            pad_id=setup.processor.tokenizer.pad_token_id,
+            work=Path(work),
+            description="ours",
+        )
+    end = time.perf_counter()
+    return {
+        "cache_seconds": cached - start,
+        "train_seconds": end - cached,
+        "losses": [row["loss"] for row in rows],
+        "supervised_tokens": sum(row["supervised_tokens"] for row in rows),
+        "processed_tokens": padding[1],
+        "padding_waste": padding[0] / padding[1],
+    }
+
+
+def run_stock(setup: Setup) -> dict[str, Any]:
+    """`Trainer` and `LlavaForConditionalGeneration` as they come, on the same samples in the same order."""
+    import torch
+    from torch.optim.lr_scheduler import LambdaLR
+    from torch.utils.data import Dataset
+    from transformers import (
+        DataCollatorForSeq2Seq,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        Trainer,
+        TrainingArguments,
+    )
+
+    from normalign.training.loop import batches, rate_factor
+
+    options, ours = setup.options(), setup.model
+    fields = ours.config.to_dict()
+    config = LlavaConfig(
+        vision_config=fields["vision_config"],
+        text_config=fields["text_config"],
+        image_token_index=ours.config.image_token_index,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="default",
+        image_seq_length=ours.config.image_seq_length,
+        tie_word_embeddings=ours.config.tie_word_embeddings,
+    )
+    model = LlavaForConditionalGeneration(config)
+    missing, unexpected = model.load_state_dict(ours.state_dict(), strict=False)
+    if missing or unexpected:
+        raise RuntimeError(f"weights do not fit: missing {missing}, unexpected {unexpected}")
+    setup.model = None  # its memory must not count
+    del ours
+    model.tie_weights()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(setup.task.stage == "stage2" or "multi_modal_projector" in name)
+    steps = batches(setup.task.records, options)
+
+    def samples_of(index: int) -> list[Any]:
+        turns = setup.turns(index)
+        return (
+            [setup.encode(index, [t], False) for t in turns]
+            if setup.task.per_turn
+            else [setup.encode(index, turns, False)]
+        )
+
+    grouped = [[s for index in step for s in samples_of(index)] for step in steps]
+    flat = [sample for group in grouped for sample in group]
+
+    class Data(Dataset[dict[str, Any]]):
+        def __len__(self) -> int:
+            return len(flat)
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            sample = flat[index]
+            return {
+                "input_ids": sample.ids,
+                "attention_mask": [1] * len(sample.ids),
+                "labels": sample.labels,
+                "pixel_values": setup.pixels([int(sample.id)])[0],
+            }
+
+    losses: list[float] = []
+    widths: list[int] = []
+    pad = DataCollatorForSeq2Seq(setup.processor.tokenizer, padding=True)
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        pixels = torch.stack([row.pop("pixel_values") for row in rows])
+        batch = pad(rows)
+        widths.append(batch["input_ids"].numel())
+        return {**batch, "pixel_values": pixels}
+
+    class InOrder(torch.utils.data.Sampler[list[int]]):
+        """The batches of our loop: a step's records, however many samples they make."""
+
+        def __init__(self) -> None:
+            self.ends = [0]
+            for group in grouped:
+                self.ends.append(self.ends[-1] + len(group))
+
+        def __len__(self) -> int:
+            return len(grouped)
+
+        def __iter__(self) -> Any:
+            return (list(range(a, b)) for a, b in zip(self.ends, self.ends[1:], strict=False))
+
+    class SameSteps(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(Data(), batch_sampler=InOrder(), collate_fn=collate)
+
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+            self.lr_scheduler = LambdaLR(
+                optimizer or self.optimizer, lambda s: rate_factor(s, len(steps), options.warmup_ratio)
+            )
+            return self.lr_scheduler
+
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().compute_loss(*args, **kwargs)
+            losses.append(float((loss[0] if isinstance(loss, tuple) else loss).detach()))
+            return loss
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            max_steps=len(steps),
+            learning_rate=RATE,
+            adam_beta2=options.betas[1],
+            max_grad_norm=options.clip_norm,
+            bf16=precision() == "bf16",
+            use_cpu=not torch.cuda.is_available(),
+            save_strategy="no",
+            report_to=[],
+            logging_strategy="no",
+            seed=SEED,
+        )
+        trainer = SameSteps(model=model, args=arguments, train_dataset=Data())
+        start = time.perf_counter()
+        trainer.train()
+        end = time.perf_counter()
+    return {
+        "train_seconds": end - start,
+        "losses": losses,
+        "supervised_tokens": sum(sample.supervised for sample in flat),
+        "processed_tokens": sum(widths),
+        "samples": len(flat),
+    }
+
+
+def aligner_overhead(task: Task, repeats: int) -> float:
+    """Share of a stage-1 step that aligner and compensation add: their own forward and backward against the step's."""
+    import torch
+    from accelerate import Accelerator  # noqa: F401  # the same process state as in training
+
+    from normalign.norms.aligner import build_aligner
+    from normalign.vlm.forward import SupervisedLoss, Visual
+    from normalign.vlm.packing import pack
+
+    setup = Setup(task)
+    indices = list(range(task.batch))
+    packed = pack([setup.encode(i, setup.turns(i), task.per_turn) for i in indices], share_rows=True, pad_id=0)
+    setup.model.model.language_model.set_attn_implementation("eager")
+    setup.model.requires_grad_(False)
+    setup.model.model.multi_modal_projector.requires_grad_(True)
+    loss = SupervisedLoss(setup.model)
+    with torch.no_grad():
+        features = setup.model.model.encode(setup.pixels([int(s.id) for s in packed.order]))
+    aligner = build_aligner({"aligner": "layernorm", "gwc": True}, setup.model.config.text_config.hidden_size, 3.2)
+    tokens = torch.randn(len(indices), features.shape[1], setup.model.config.text_config.hidden_size)
+
+    def step() -> None:
+        loss(packed, Visual(features=features)).total.backward()
+
+    def align() -> None:
+        x = tokens.clone().requires_grad_()
+        aligner(x).sum().backward()
+
+    return fastest(align, 50) / fastest(step, repeats)
+
+
+def fastest(call: Any, repeats: int) -> float:
+    """Least of ``repeats`` wall times, in seconds; the first call warms up and does not count."""
+    call()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def step_times(threads: int, lengths: Sequence[int], batch_sizes: Sequence[int]) -> list[dict[str, float]]:
+    """Seconds of a stage-2 forward and backward of the language model by sequence length and batch."""
+    import torch
+
+    from normalign.vlm.chat import Encoded
+    from normalign.vlm.forward import SupervisedLoss, Visual
+    from normalign.vlm.packing import pack
+
+    setup = Setup(Task("stage2", False, 1, 1, threads))
+    loss = SupervisedLoss(setup.model.train())
+    table = []
+    for length in lengths:
+        for batch in batch_sizes:
+            samples = [Encoded(f"{i}") for i in range(batch)]
+            for sample in samples:
+                ids = torch.randint(5, 1000, (length,)).tolist()
+                sample.add(ids, [-100] * (length - 32) + ids[-32:])
+            packed = pack(samples, share_rows=True, pad_id=0)
+
+            def step(packed: Any = packed) -> None:
+                loss(packed, Visual()).total.backward()
+
+            seconds = fastest(step, 1)
+            table.append(
+                {"length": length, "batch": batch, "seconds": seconds, "tokens_per_second": length * batch / seconds}
+            )
+    return table
+
+
+def measure(side: str, task: Task) -> dict[str, Any]:
+    """Run one side in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.training", "--one", side, "--task", json.dumps(vars(task))]
+    print(f"{side} {task.stage}{' per turn' if task.per_turn else ''} ...", file=sys.stderr, flush=True)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": str(task.threads)}
+    )
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def run_one(side: str, task: Task) -> dict[str, Any]:
+    setup = Setup(task)
+    result = run_ours(setup) if side == "ours" else run_stock(setup)
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {**result, "peak_rss_gb": kilobytes * 1024 / 1e9}
+
+
+def compare(task: Task) -> dict[str, Any]:
+    """Both sides of a task and their ratios."""
+    stock, ours = measure("stock", task), measure("ours", task)
+    if stock["supervised_tokens"] != ours["supervised_tokens"]:
+        raise RuntimeError(f"supervised tokens differ: {stock['supervised_tokens']} and {ours['supervised_tokens']}")
+    cache = ours["cache_seconds"]
+    return {
+        "stock": stock,
+        "ours": ours,
+        "speedup": stock["train_seconds"] / (cache + ours["train_seconds"]),
+        "speedup_three_variants": 3 * stock["train_seconds"] / (cache + 3 * ours["train_seconds"]),
+        "memory_ratio": ours["peak_rss_gb"] / stock["peak_rss_gb"],
+        "loss_difference": max(abs(a - b) for a, b in zip(stock["losses"], ours["losses"], strict=True)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument("--records", type=int, default=32, help="records to train on (default: 32)")
+    parser.add_argument("--batch", type=int, default=4, help="records per step (default: 4)")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count() or 1, help="threads of each side (default: all cores)"
+    )
+    parser.add_argument("--table", action="store_true", help="only the step time by sequence length and batch")
+    parser.add_argument("--one", choices=("ours", "stock"), help=argparse.SUPPRESS)
+    parser.add_argument("--task", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(run_one(arguments.one, Task(**json.loads(arguments.task)))))
+        return
+    if arguments.table:
+        table = step_times(arguments.threads, (256, 512, 1024, 2048), (1, 2, 4, 8))
+        print(json.dumps(table) if arguments.json else "\n".join(str(row) for row in table))
+        return
+    common = {"records": arguments.records, "batch": arguments.batch, "threads": arguments.threads}
+    tasks = {
+        "stage1": Task("stage1", True, **common),
+        "stage2": Task("stage2", True, **common),
+        "stage2_joint": Task("stage2", False, **common),
+    }
+    results = {name: compare(task) for name, task in tasks.items()}
+    figures = {
+        "precision": precision(),
+        "threads": arguments.threads,
+        "stage1_speedup": results["stage1"]["speedup"],
+        "stage1_speedup_three_variants": results["stage1"]["speedup_three_variants"],
+        "stage2_speedup": results["stage2"]["speedup"],
+        "stage2_joint_speedup": results["stage2_joint"]["speedup"],
+        "stage2_memory_ratio": results["stage2"]["memory_ratio"],
+        "padding_waste": max(r["ours"]["padding_waste"] for r in results.values()),
+        "aligner_overhead": aligner_overhead(tasks["stage1"], 5),
+        "loss_difference": max(r["loss_difference"] for r in results.values()),
+    }
+    if arguments.json:
+        print(json.dumps(figures | {"runs": results}))
+        return
+    print(f"{'':<14} {'side':<6} {'s':>7} {'records/s':>10} {'sup. tok/s':>11} {'tokens':>8} {'peak GB':>8}")
+    for name, result in results.items():
+        for side in ("stock", "ours"):
+            r = result[side]
+            seconds = r["train_seconds"] + r.get("cache_seconds", 0.0)
+            print(
+                f"{name:<14} {side:<6} {seconds:>7.1f} {arguments.records / seconds:>10.2f} "
+                f"{r['supervised_tokens'] / seconds:>11.1f} {r['processed_tokens']:>8} {r['peak_rss_gb']:>8.2f}"
+            )
+    for name, value in figures.items():
+        print(f"{name:<30} {value:.4g}" if isinstance(value, float) else f"{name:<30} {value}")
+
+
+if __name__ == "__main__":
+    main()
