@@ -121,6 +121,7 @@ class Setup:
             betas=(0.9, 0.999),
             eps=1e-8,
             clip_norm=1.0,
+            clip_per_module=False,
             seed=SEED,
             per_turn=self.task.per_turn,
             pack=True,

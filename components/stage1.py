@@ -13,11 +13,14 @@ def run(profile: Profile, variant: str) -> str:
     """Write the trained projector and aligner, and ``stage1.csv``."""
     model, processor = initial_model(profile, variant)
     cache = FeatureCache(profile.folder / "features")
-    rows = run_stage(profile, "stage1", variant, model, processor, cache)
-    with atomic_directory(profile.model_folder(variant, "stage1")) as folder:
-        save_file(model.model.multi_modal_projector.state_dict(), folder / "projector.safetensors")
-    clear_work(profile, "stage1", variant)
-    return summary("stage1", variant, rows)
+    trained = run_stage(profile, "stage1", variant, model, processor, cache)
+    if trained.main:
+        prefix = "model.multi_modal_projector."
+        state = {name.removeprefix(prefix): v for name, v in trained.state.items() if name.startswith(prefix)}
+        with atomic_directory(profile.model_folder(variant, "stage1")) as folder:
+            save_file(state, folder / "projector.safetensors")
+        clear_work(profile, "stage1", variant)
+    return summary("stage1", variant, trained.rows)
 
 
 if __name__ == "__main__":

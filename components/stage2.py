@@ -11,11 +11,12 @@ from normalign.vlm.checkpoint import save
 def run(profile: Profile, variant: str) -> str:
     """Write the trained model with its processor, and ``stage2.csv``."""
     model, processor = after_stage1(profile, variant)
-    rows = run_stage(profile, "stage2", variant, model, processor, cache=None)
-    with atomic_directory(profile.model_folder(variant, "stage2")) as folder:
-        save(model, processor, folder, profile.model.system_prompt)
-    clear_work(profile, "stage2", variant)
-    return summary("stage2", variant, rows)
+    trained = run_stage(profile, "stage2", variant, model, processor, cache=None)
+    if trained.main:
+        with atomic_directory(profile.model_folder(variant, "stage2")) as folder:
+            save(model, processor, folder, profile.model.system_prompt, trained.state)
+        clear_work(profile, "stage2", variant)
+    return summary("stage2", variant, trained.rows)
 
 
 if __name__ == "__main__":

@@ -7,19 +7,21 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 from safetensors import safe_open
+from torch import Tensor
 
 from components.common import image_root, use_threads, write_timings
 from normalign.data.images import open_image
 from normalign.data.llava import load_records
 from normalign.files import read_json, write_text
 from normalign.metrics import rounded
+from normalign.norms.aligner import whole
 from normalign.settings import Profile
 from normalign.training.loop import Samples, train
 from normalign.vlm.build import IMAGE_TOKEN
@@ -31,6 +33,15 @@ if TYPE_CHECKING:
     from transformers import LlavaProcessor
 
     from normalign.vlm.model import NormalignForConditionalGeneration
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training stage ends with. ``state``: the model's whole state; ``main``: this process is to write it."""
+
+    rows: list[dict[str, Any]]
+    state: dict[str, Tensor]
+    main: bool
 
 
 class FeatureCache:
@@ -88,8 +99,11 @@ def run_stage(
     model: "NormalignForConditionalGeneration",
     processor: "LlavaProcessor",
     cache: FeatureCache | None,
-) -> list[dict[str, Any]]:
-    """Train ``model`` in place and write the per-step log; an interrupted run of the same settings goes on."""
+) -> "Trained":
+    """Train ``model`` in place and write the per-step log; an interrupted run of the same settings goes on.
+
+    Started by ``accelerate launch``, every process of the run calls this; only the main one writes.
+    """
     use_threads(profile)
     compute = profile.compute
     accelerator = Accelerator(
@@ -106,11 +120,13 @@ def run_stage(
         work=work,
         description=f"{stage} {variant}",
     )
-    write_log(profile.results(variant) / f"{stage}.csv", rows)
-    seconds = time.perf_counter() - start
-    tokens = sum(row["supervised_tokens"] for row in rows)
-    write_timings(f"{stage}-{variant}", seconds, supervised_tokens_per_second=round(tokens / seconds, 2))
-    return rows
+    state = {name: whole(value) for name, value in model.state_dict().items()}
+    if accelerator.is_main_process:
+        write_log(profile.results(variant) / f"{stage}.csv", rows)
+        seconds = time.perf_counter() - start
+        tokens = sum(row["supervised_tokens"] for row in rows)
+        write_timings(f"{stage}-{variant}", seconds, supervised_tokens_per_second=round(tokens / seconds, 2))
+    return Trained(rows, state, accelerator.is_main_process)
 
 
 def work_folder(profile: Profile, stage: str, variant: str) -> Path:

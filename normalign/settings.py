@@ -22,12 +22,20 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class VariantSettings:
-    """The aligner after the projector. ``multiple``: target norm of its output, in units of T."""
+    """The aligner after the projector. ``multiple``: target norm of its output, in units of T.
+
+    ``gwc_limit``: the largest factor of the gradient compensation, None for no bound.
+    """
 
     aligner: Literal["none", "layernorm", "global_scale", "token_rms"]
     init: Literal["target", "default"] = "target"
     gwc: bool = False
+    gwc_limit: float | None = None
     multiple: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.gwc_limit is not None and not (self.gwc and self.gwc_limit >= 1):
+            raise ValueError(f"gwc_limit: {self.gwc_limit} bounds a compensation: it needs gwc: true and at least 1")
 
     @property
     def intended_ratio(self) -> float | None:

@@ -9,11 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from normalign.norms.gwc import compensate
 
 EPS = 1e-6
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be sharded over processes (every process has to ask), detached."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class Aligner(nn.Module):
@@ -37,21 +44,28 @@ class LayerNormAligner(Aligner):
     Gain and bias are kept in float32: bfloat16 would lose updates below 4.9e-4 of a gain near 0.1.
     """
 
-    def __init__(self, width: int, target_norm: float, init: str = "target", gwc: bool = False) -> None:
+    def __init__(
+        self,
+        width: int,
+        target_norm: float,
+        init: str = "target",
+        gwc: bool = False,
+        gwc_limit: float | None = None,
+    ) -> None:
         super().__init__()
-        self.gwc = gwc
+        self.gwc, self.gwc_limit = gwc, gwc_limit
         self.initial_gain = target_norm / math.sqrt(width) if init == "target" else 1.0
         self.weight = nn.Parameter(torch.full((width,), self.initial_gain))
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gwc and self.training:
-            x = compensate(x, self.weight)
+            x = compensate(x, self.weight, self.gwc_limit)
         y = functional.layer_norm(x.float(), x.shape[-1:], self.weight.float(), self.bias.float(), EPS)
         return y.to(x.dtype)
 
     def gain_statistics(self) -> dict[str, float]:
-        gain = self.weight.detach().float()
+        gain = whole(self.weight).float()
         return {
             "gain_l2": gain.norm().item(),
             "gain_mean_abs": gain.abs().mean().item(),
@@ -107,7 +121,7 @@ class TokenRMSAligner(Aligner):
 
 
 def build_aligner(settings: dict[str, Any], width: int, text_norm: float) -> Aligner:
-    """The aligner that ``settings`` names: ``aligner`` and, where it has them, ``init``, ``gwc`` and ``multiple``.
+    """The aligner that ``settings`` names: ``aligner`` and, where it has them, ``init``, ``gwc``, ``gwc_limit`` and ``multiple``.
 
     Args:
         settings: a variant's fields.
@@ -124,7 +138,8 @@ def build_aligner(settings: dict[str, Any], width: int, text_norm: float) -> Ali
     if not (math.isfinite(target_norm) and target_norm > 0):
         raise ValueError(f"aligner {name}: target norm is {target_norm}; multiple and T must be above 0")
     if name == "layernorm":
-        return LayerNormAligner(width, target_norm, settings.get("init", "target"), settings.get("gwc", False))
+        chosen = {name: settings[name] for name in ("init", "gwc", "gwc_limit") if name in settings}
+        return LayerNormAligner(width, target_norm, **chosen)
     if name == "global_scale":
         return GlobalScaleAligner(target_norm)
     if name == "token_rms":

@@ -34,6 +34,8 @@ from normalign.report.words import (
     MAPS_CAPTION,
     MASS_CAPTION,
     RANK_CAPTION,
+    SHARES_CAPTION,
+    STEPS_CAPTION,
     TRAINING_CAPTION,
     UPDATES_CAPTION,
 )
@@ -52,15 +54,15 @@ TRAINING = (
     ("loss", "Loss", False),
     ("clip_factor", "Clip factor", False),
 )
-GRADIENTS = tuple(
-    (f"grad_{module}", f"Gradient norm, {name}", True)
-    for module, name in (
-        ("vision", "vision tower"),
-        ("projector", "projector"),
-        ("aligner", "aligner"),
-        ("language", "language model"),
-    )
-)
+MODULE_NAMES = {
+    "vision": "vision tower",
+    "projector": "projector",
+    "aligner": "aligner",
+    "language": "language model",
+}
+GRADIENTS = tuple((f"grad_{module}", f"Gradient norm, {name}", True) for module, name in MODULE_NAMES.items())
+SHARES = tuple((f"clip_share_{module}", f"Clip budget, {name}", False) for module, name in MODULE_NAMES.items())
+WEIGHT_UPDATES = tuple((f"update_{module}", f"Update, {name}", True) for module, name in MODULE_NAMES.items())
 GAIN = (
     ("gain_l2", "Gain, L2 norm", False),
     ("gain_mean_abs", "Gain, mean |g|", False),
@@ -146,6 +148,8 @@ def _measurements(inputs: ReportInputs) -> list[Section]:
             [
                 Chart("Loss and clipping", training_chart(inputs, "training", TRAINING), TRAINING_CAPTION),
                 Chart("Gradient norms", training_chart(inputs, "gradients", GRADIENTS), GRADIENTS_CAPTION),
+                Chart("Share of the clip budget", training_chart(inputs, "shares", SHARES), SHARES_CAPTION),
+                Chart("Update per step", training_chart(inputs, "weight_updates", WEIGHT_UPDATES), STEPS_CAPTION),
                 Chart("Gain of the aligner", training_chart(inputs, "gain", GAIN), GAIN_CAPTION),
             ],
         ),

@@ -1,11 +1,15 @@
 """Checkpoints to resume a training stage from: written whole or not at all."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from normalign.norms.aligner import whole
+from normalign.training.parallel import like
 
 FILE = "checkpoint.pt"
 
@@ -16,27 +20,41 @@ def save(
     rows: list[dict[str, Any]],
     modules: list[nn.Module],
     optimizer: torch.optim.Optimizer,
+    *,
+    main: bool = True,
 ) -> None:
-    """Write step, log rows, trainable state, optimizer and random state to ``folder``; the old file stays until then.
+    """Write step, log rows, trainable state and optimizer to ``folder``; the old file stays until then.
+
+    Every process has to call it, since sharded tensors are gathered; the ``main`` one writes.
 
     Raises:
         OSError: the disk is full or not writable; the previous checkpoint is untouched.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f"{FILE}.part"
     state = {
         "step": step,
         "rows": rows,
-        "modules": [module.state_dict() for module in modules],
-        "optimizer": optimizer.state_dict(),
-        "random": torch.get_rng_state(),
+        "modules": [{name: whole(value) for name, value in module.state_dict().items()} for module in modules],
+        "optimizer": _map_state(optimizer, optimizer.state_dict(), lambda value, _parameter: whole(value)),
     }
+    if main:
+        _write(folder, state)
+
+
+def _write(folder: Path, state: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"{FILE}.part"
     try:
         with temporary.open("wb") as handle:
             torch.save(state, handle)
             handle.flush()
             os.fsync(handle.fileno())
         temporary.replace(folder / FILE)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        temporary.unlink(missing_ok=True)
+        raise OSError(
+            f"the checkpoint in {folder} could not be written ({error}); the previous one, if any, is whole. "
+            "Free disk space and start the stage again: it goes on from there"
+        ) from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -45,12 +63,32 @@ def save(
 def restore(
     folder: Path, modules: list[nn.Module], optimizer: torch.optim.Optimizer
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Put the saved state back; returns the number of finished steps and their log rows (0 and none without a file)."""
+    """Put the saved state back; returns the number of finished steps and their log rows (0 and none without a file).
+
+    The number of processes, and how the model is spread over them, may differ from when it was saved.
+    """
     if not (folder / FILE).exists():
         return 0, []
     state = torch.load(folder / FILE, weights_only=True, map_location="cpu")
     for module, saved in zip(modules, state["modules"], strict=True):
-        module.load_state_dict(saved)
-    optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["random"])
+        current = module.state_dict()
+        module.load_state_dict({name: like(value, current[name]) for name, value in saved.items()})
+    optimizer.load_state_dict(_map_state(optimizer, state["optimizer"], like))
     return state["step"], state["rows"]
+
+
+def _map_state(
+    optimizer: torch.optim.Optimizer, state: dict[str, Any], change: Callable[[Tensor, Tensor], Tensor]
+) -> dict[str, Any]:
+    """An optimizer's state dict with ``change(value, parameter)`` in place of every tensor of the parameter's shape."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        **state,
+        "state": {
+            index: {
+                name: change(value, parameters[index]) if value.shape == parameters[index].shape else value
+                for name, value in entries.items()
+            }
+            for index, entries in state["state"].items()
+        },
+    }

@@ -14,14 +14,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from normalign.training import checkpoint
-from normalign.training.optim import TrainableTable
+from normalign.training.optim import TrainableTable, update_ratio
 from normalign.training.options import MODULES, TrainingOptions
-from normalign.vlm.chat import Encoded, SampleDroppedError
+from normalign.training.parallel import Parallel, total_norm
+from normalign.vlm.chat import IGNORE, Encoded, SampleDroppedError
 from normalign.vlm.forward import SupervisedLoss, Visual
 from normalign.vlm.model import MODULE_PATHS, NormalignForConditionalGeneration
 from normalign.vlm.packing import pack
 
 GAIN_COLUMNS = ("gain_l2", "gain_mean_abs", "gain_drift")
+UPDATE_EVERY = 10  # steps between two measurements of updates, which read all weights once more
 NORM_COLUMNS = ("vision_output", "projector_output", "aligner_output", "text")
 
 
@@ -64,6 +66,11 @@ def rate_factor(step: int, total: int, warmup_ratio: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
+def share(norm: float | None, total: float) -> float | None:
+    """A module's share of the squared gradient norm, which is what clipping by global norm spends on it."""
+    return None if norm is None else (norm / total) ** 2 if total else 0.0
+
+
 def train(
     model: NormalignForConditionalGeneration,
     samples: Samples,
@@ -81,12 +88,10 @@ def train(
     Raises:
         TrainingStoppedError: a loss or gradient is not finite; names the step, the samples and the module.
     """
-    table = TrainableTable(model, options)
-    optimizer = table.optimizer(options)
-    table.check(optimizer)
-    if accelerator.is_main_process:
-        print(table.describe(), flush=True)
-    return _Run(model, samples, options, table, optimizer, accelerator, pad_id, work).go(description)
+    run = _Run(model, samples, options, Parallel(accelerator), pad_id, work)
+    if run.parallel.main:
+        print(run.table.describe(), flush=True)
+    return run.go(description)
 
 
 class _Run:
@@ -95,17 +100,19 @@ class _Run:
         model: NormalignForConditionalGeneration,
         samples: Samples,
         options: TrainingOptions,
-        table: TrainableTable,
-        optimizer: torch.optim.AdamW,
-        accelerator: Accelerator,
+        parallel: Parallel,
         pad_id: int,
         work: Path,
     ) -> None:
-        self.model, self.samples, self.options, self.table = model, samples, options, table
-        self.accelerator, self.pad_id, self.work = accelerator, pad_id, work
+        self.model, self.samples, self.options = model, samples, options
+        self.parallel, self.pad_id, self.work = parallel, pad_id, work
         self.steps = batches(samples.count, options)
-        self.loss, self.optimizer = accelerator.prepare(SupervisedLoss(model), optimizer)
-        trained = [row.module for row in table.trainable()]
+        self.table = TrainableTable(model, options)
+        self.loss = parallel.wrap(SupervisedLoss(model))
+        self.table.rebind(model)
+        self.optimizer = self.table.optimizer(options)
+        self.table.check(self.optimizer)
+        trained = [row.module for row in self.table.trainable()]
         self.trained = [model.get_submodule(MODULE_PATHS[module]) for module in trained]
         if "language" in trained:
             self.trained.append(model.lm_head)  # outside the language model, and its own weight unless tied
@@ -116,16 +123,19 @@ class _Run:
 
     def go(self, description: str) -> list[dict[str, Any]]:
         done, rows = checkpoint.restore(self.work, self.trained, self.optimizer)
+        main = self.parallel.main
         last_saved = time.monotonic()
-        bar = tqdm(total=len(self.steps), initial=done, desc=description, mininterval=1.0, unit="step")
+        bar = tqdm(
+            total=len(self.steps), initial=done, desc=description, mininterval=1.0, unit="step", disable=not main
+        )
         for number in range(done, len(self.steps)):
             self._set_rates(number)
             rows.append(self._step(number))
             bar.set_postfix(loss=f"{rows[-1]['loss']:.3f}", refresh=False)
             bar.update()
-            if time.monotonic() - last_saved > 60 * self.options.checkpoint_minutes:
-                if self.accelerator.is_main_process:
-                    checkpoint.save(self.work, number + 1, rows, self.trained, self.optimizer)
+            due = time.monotonic() - last_saved > 60 * self.options.checkpoint_minutes
+            if self.parallel.largest(due):
+                checkpoint.save(self.work, number + 1, rows, self.trained, self.optimizer, main=main)
                 last_saved = time.monotonic()
         bar.close()
         return rows
@@ -133,8 +143,8 @@ class _Run:
     def _step(self, number: int) -> dict[str, Any]:
         indices = self.steps[number]
         encoded = self._encode(self._mine(indices))
-        trained = int(self._sum(len(encoded)))
-        targets = self._sum(sum(sample.supervised for sample in encoded))
+        supervised = sum(sample.supervised for sample in encoded)
+        trained, targets = self.parallel.sum(len(encoded), supervised)
         if targets == 0:
             raise TrainingStoppedError(
                 f"step {number + 1}: none of its {len(indices)} samples has a supervised token that fits; raise "
@@ -143,35 +153,59 @@ class _Run:
         total = 0.0
         norms: dict[str, list[float]] = {}
         size = self.options.micro_batch
-        for start in range(0, len(encoded), size):
-            micro = encoded[start : start + size]
-            last = start + size >= len(encoded)
-            loss, seen = self._micro(micro, targets, last, number)
+        micros = [encoded[start : start + size] for start in range(0, len(encoded), size)]
+        # Every process has to take part in every exchange: one with fewer samples than others fills up with blanks.
+        count = int(self.parallel.largest(len(micros)))
+        for place, micro in enumerate([*micros, *[[]] * (count - len(micros))]):
+            loss, seen = self._micro(micro, targets, place == count - 1, number)
             total += loss
             for name, value in seen.items():
                 norms.setdefault(name, []).append(value)
         gradient_norms = self._gradient_norms(number, encoded)
         total_norm = math.sqrt(sum(value**2 for value in gradient_norms.values()))
-        factor = min(1.0, self.options.clip_norm / (total_norm + 1e-6))
-        if factor < 1.0:
-            torch._foreach_mul_([p.grad for p in self.table.parameters() if p.grad is not None], factor)
+        factor = self._clip(gradient_norms, total_norm)
         rates = self._rates()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        updates = self._updates() if number % UPDATE_EVERY == 0 else {}
         gain = self.model.model.multi_modal_projector.aligner.gain_statistics()
         return {
             "step": number + 1,
-            "samples": trained,
-            "dropped": len(indices) - trained,
+            "samples": int(trained),
+            "dropped": len(indices) - int(trained),
             "supervised_tokens": int(targets),
-            "loss": self._sum(total) / targets,
+            "loss": self.parallel.sum(total)[0] / targets,
             **{f"lr_{m}": rates.get(m) for m in MODULES},
             **{f"grad_{m}": gradient_norms.get(m) for m in MODULES},
             "grad_total": total_norm,
+            **{f"clip_share_{m}": share(gradient_norms.get(m), total_norm) for m in MODULES},
             "clip_factor": factor,
+            **{f"update_{m}": updates.get(m) for m in MODULES},
             **{name: gain.get(name) for name in GAIN_COLUMNS},
-            **{f"norm_{n}": sum(norms[n]) / len(norms[n]) if n in norms else None for n in NORM_COLUMNS},
+            **self._mean_norms(norms),
         }
+
+    def _clip(self, gradient_norms: dict[str, float], total_norm: float) -> float:
+        """Scale gradients down to ``clip_norm``, together or module by module; the (smallest) factor."""
+        limits = {module: total_norm for module in gradient_norms}
+        if self.options.clip_per_module:
+            limits = gradient_norms
+        factors = {module: min(1.0, self.options.clip_norm / (norm + 1e-6)) for module, norm in limits.items()}
+        for row in self.table.trainable():
+            gradients = [p.grad for p in row.parameters.values() if p.grad is not None]
+            if factors[row.module] < 1.0 and gradients:
+                torch._foreach_mul_(gradients, factors[row.module])
+        return min(factors.values())
+
+    def _updates(self) -> dict[str, float]:
+        """Size of the step just taken per module, as a share of its weights' L2 norm."""
+        return {row.module: update_ratio(self.optimizer, row.module) for row in self.table.trainable()}
+
+    def _mean_norms(self, seen: dict[str, list[float]]) -> dict[str, float | None]:
+        """Mean over the micro-batches of all processes; None where no micro-batch had such tokens."""
+        sums = self.parallel.sum(*(sum(seen.get(n, ())) for n in NORM_COLUMNS))
+        counts = self.parallel.sum(*(len(seen.get(n, ())) for n in NORM_COLUMNS))
+        return {f"norm_{n}": s / c if c else None for n, s, c in zip(NORM_COLUMNS, sums, counts, strict=True)}
 
     def _encode(self, indices: list[int]) -> list[Encoded]:
         """The samples of ``indices`` that can be trained on; the others are counted in the log row."""
@@ -183,23 +217,16 @@ class _Run:
 
     def _mine(self, indices: list[int]) -> list[int]:
         """This process's share of a step's samples."""
-        return indices[self.accelerator.process_index :: self.accelerator.num_processes]
-
-    def _sum(self, value: float) -> float:
-        """Sum over processes."""
-        if self.accelerator.num_processes == 1:
-            return value
-        tensor = torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)
-        return self.accelerator.reduce(tensor, "sum").item()
+        return indices[self.parallel.rank :: self.parallel.count]
 
     def _micro(self, micro: list[Encoded], targets: float, last: bool, number: int) -> tuple[float, dict[str, float]]:
         """Forward and backward of one micro-batch; gradients add up to those of the mean over all targets."""
         self._check_placeholders(micro)
-        packed = pack(micro, share_rows=self.options.pack, pad_id=self.pad_id).to(self.accelerator.device)
-        visual = self.samples.visual(packed.order).to(self.accelerator.device)
-        local = contextlib.nullcontext() if last else self.accelerator.no_sync(self.loss)
-        with local:
-            with self.accelerator.autocast():
+        packed = pack(micro or [self._blank()], share_rows=self.options.pack, pad_id=self.pad_id)
+        packed = packed.to(self.parallel.device)
+        visual = self.samples.visual(packed.order if micro else []).to(self.parallel.device)
+        with self.parallel.accumulate(self.loss, last):
+            with self.parallel.accelerator.autocast():
                 loss = self.loss(packed, visual)
             if not torch.isfinite(loss.total):
                 raise TrainingStoppedError(
@@ -207,8 +234,14 @@ class _Run:
                     "the weights were not touched. Lower the learning rate or look at these samples"
                 )
             # Data-parallel training averages gradients over processes; the sum is wanted.
-            self.accelerator.backward(loss.total * (self.accelerator.num_processes / targets))
-        return loss.total.item(), loss.norms
+            (loss.total * (self.parallel.count / targets if micro else 0.0)).backward()
+        return (loss.total.item(), loss.norms) if micro else (0.0, {})
+
+    def _blank(self) -> Encoded:
+        """A sample that stands in where a process has none; its loss does not count."""
+        blank = Encoded("blank")
+        blank.add([self.pad_id, self.pad_id], [IGNORE, self.pad_id])
+        return blank
 
     def _check_placeholders(self, micro: list[Encoded]) -> None:
         """Per sample: over a batch, one too many here and one too few there would cancel out."""
@@ -227,7 +260,7 @@ class _Run:
         norms: dict[str, float] = {}
         for row in self.table.trainable():
             gradients: list[Tensor] = [p.grad for p in row.parameters.values() if p.grad is not None]
-            norms[row.module] = torch.nn.utils.get_total_norm(gradients).item() if gradients else 0.0
+            norms[row.module] = total_norm(gradients)
             if not math.isfinite(norms[row.module]):
                 raise TrainingStoppedError(
                     f"step {number + 1}: the gradient of {row.module} is {norms[row.module]} on samples "

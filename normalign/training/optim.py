@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normalign.training.options import MODULES, TrainingOptions
+from normalign.training.parallel import total_norm
 from normalign.vlm.model import MODULE_PATHS, NormalignForConditionalGeneration, module_of
 
 
@@ -54,6 +55,12 @@ class TrainableTable:
         """Every trainable parameter, in the table's order."""
         return [p for row in self.trainable() for p in row.parameters.values()]
 
+    def rebind(self, model: NormalignForConditionalGeneration) -> None:
+        """Take up the parameters that sharding put in the place of those that the table was built with."""
+        current = dict(model.named_parameters())
+        for members in (*(row.parameters for row in self.rows), self.unused):
+            members.update({name: current[name] for name in members})
+
     def describe(self) -> str:
         """The table as lines of text, for the start of a run."""
         lines = [f"{'module':<10} {'parameters':>12}  learning rate"]
@@ -99,3 +106,26 @@ class TrainableTable:
                 raise ValueError(f"the optimizer does not train {row.module!r} as the table says; nothing was trained")
             if any(p.requires_grad != bool(expected) for p in row.parameters.values()):
                 raise ValueError(f"requires_grad of {row.module!r} differs from the table; nothing was trained")
+
+
+@torch.no_grad()
+def update_ratio(optimizer: torch.optim.AdamW, module: str) -> float:
+    """‖Δw‖ / ‖w‖ over a module's weights w, for the step just taken; 0 where all weights are 0.
+
+    Δw follows from AdamW's moments, so that no copy of the weights is needed.
+    """
+    changes: list[Tensor] = []
+    weights: list[Tensor] = []
+    for group in (g for g in optimizer.param_groups if g["module"] == module):
+        (beta1, beta2), decay = group["betas"], group["lr"] * group["weight_decay"]
+        for parameter in (p for p in group["params"] if p in optimizer.state):
+            state = optimizer.state[parameter]
+            step = float(state["step"])
+            root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
+            change = (state["exp_avg"] / (1 - beta1**step)).div_(root).mul_(group["lr"])
+            if decay:  # w = (1 - decay) * before - change
+                change = change + decay * (parameter + change) / (1 - decay)
+            changes.append(change.norm())
+            weights.append(parameter.norm())
+    size = total_norm(weights)
+    return total_norm(changes) / size if size else 0.0

@@ -11,7 +11,8 @@ class TrainingOptions:
 
     ``global_batch`` counts samples per optimizer step over all devices, ``micro_batch`` those of one forward pass on
     one device; accumulation follows from both and the devices at hand. ``per_turn`` trains each turn as if asked
-    alone, ``pack`` lets short samples share a row.
+    alone, ``pack`` lets short samples share a row. ``clip_per_module`` holds each module's gradient to ``clip_norm`` on
+    its own, so that a module with a large one takes nothing from the others.
     """
 
     learning_rate: dict[str, float]
@@ -23,6 +24,7 @@ class TrainingOptions:
     betas: tuple[float, float]
     eps: float
     clip_norm: float
+    clip_per_module: bool
     seed: int
     per_turn: bool
     pack: bool

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, LlavaProcessor
 
 from normalign.vlm.chat import ChatFormat
@@ -16,10 +17,15 @@ def save(
     processor: LlavaProcessor,
     folder: Path,
     system_prompt: str | None,
+    state: dict[str, Tensor] | None = None,
 ) -> None:
-    """Write safetensors, config, processor and chat template to ``folder``, where evaluation reads them."""
+    """Write safetensors, config, processor and chat template to ``folder``, where evaluation reads them.
+
+    Args:
+        state: the model's whole state, where ``model`` itself holds only a shard of it.
+    """
     model.config.update({SYSTEM_PROMPT_KEY: system_prompt})
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=state)
     processor.save_pretrained(folder)
 
 

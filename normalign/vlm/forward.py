@@ -4,6 +4,7 @@ Shape suffixes: B rows, L row length, D width, P visual tokens per image, E visi
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +29,7 @@ class Visual:
         )
 
 
-@dataclass(frozen=True)
-class Loss:
+class Loss(NamedTuple):
     """``total``: summed negative log-likelihood of ``targets`` tokens; ``norms``: mean token norm per interface."""
 
     total: Tensor

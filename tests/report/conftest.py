@@ -23,6 +23,7 @@ CHARACTER = {"baseline": (38.0, 0.92), "norm": (3.3, 0.12), "norm_gwc": (3.5, 0.
 COLUMNS = (
     "step samples supervised_tokens loss lr_vision lr_projector lr_aligner lr_language",
     "grad_vision grad_projector grad_aligner grad_language grad_total clip_factor",
+    "clip_share_projector clip_share_language update_projector",
     "gain_l2 gain_mean_abs gain_drift",
     "norm_vision_output norm_projector_output norm_aligner_output norm_text",
 )
@@ -172,6 +173,8 @@ def _write_log(path: Path, steps: int, index: int, variant: str, stage: int) -> 
         }
         row |= {"grad_vision": 0.03 * noise, "grad_language": 1.1 * noise} if stage == 2 else {}
         row["clip_factor"] = min(1.0, 1 / noise)
+        row |= {"clip_share_projector": 0.2, "clip_share_language": 0.8 if stage == 2 else 0.0}
+        row |= {"update_projector": 1e-3 * noise} if step % 10 == 1 else {}
         if aligned:
             row |= {
                 "grad_aligner": 0.2 * noise,

@@ -28,6 +28,7 @@ OPTIONS = TrainingOptions(
     betas=(0.9, 0.999),
     eps=1e-8,
     clip_norm=1.0,
+    clip_per_module=False,
     seed=42,
     per_turn=True,
     pack=True,
