@@ -4,7 +4,10 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 # Set before any component imports a library that reads them.
@@ -14,14 +17,47 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 _PR_SET_PDEATHSIG = 1
+_WATCH_SECONDS = 0.5
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when its parent dies, so that a killed DVC leaves no stage behind (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:  # the parent died before the call above
-            sys.exit("the process that started this stage is gone")
+    """Have this process end when its parent dies, so that a killed DVC leaves no stage behind (Linux).
+
+    DVC starts a stage through a shell, and some shells stay between the two: then the shell's parent counts as well.
+    The kernel tells about the parent; the shell's is asked for.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = os.getppid()
+    starter = _parent_of(parent) if _runs_one_command(parent) else None
+    if 1 in (parent, starter):  # it died before this
+        sys.exit("the process that started this stage is gone")
+    if starter is not None:
+        threading.Thread(target=_end_with, args=(parent, starter), daemon=True).start()
+
+
+def _runs_one_command(process: int) -> bool:
+    """Whether it is a shell that was started with ``-c``."""
+    try:
+        name, *arguments = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return name.endswith(b"sh") and b"-c" in arguments
+
+
+def _parent_of(process: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[1])
+
+
+def _end_with(shell: int, starter: int) -> None:
+    while _parent_of(shell) == starter:
+        time.sleep(_WATCH_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stage_main(run: Callable[..., str]) -> None:

@@ -60,7 +60,7 @@ def score(
     for batch in _batches(_trees(chat, questions, batch_tokens), batch_tokens):
         packed = pack(
             [tree.encoded for tree in batch],
-            share_rows=True,
+            share_rows=False,  # of similar length, and attention costs the square of a row
             pad_id=processor.tokenizer.pad_token_id,
         )
         owners = {id(tree.encoded): tree.owners for tree in batch}

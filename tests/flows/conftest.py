@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # A stage writes its out atomically after `seconds`, if no file named `<name>.bad` tells it to fail.
 STAGE = """
-import sys, time
+import contextlib, sys, time
 from pathlib import Path
 from components import die_with_parent
 from normalign.files import write_text
@@ -24,7 +24,8 @@ die_with_parent()
 name, seconds = sys.argv[1], float(sys.argv[2])
 Path(f"started/{name}").write_text(str(time.monotonic()))
 for step in range(1, 11):
-    print(f"step {step}/10 loss {1 / step:.2f}", end="\\r", flush=True)
+    with contextlib.suppress(OSError):  # a reader that is gone is not what ends a stage
+        print(f"step {step}/10 loss {1 / step:.2f}", end="\\r", flush=True)
     time.sleep(seconds / 10)
 if Path(f"{name}.bad").exists():
     sys.exit(f"error: {name} is bad")
@@ -97,7 +98,7 @@ class TinyProject:
         return subprocess.Popen(
             [sys.executable, "-m", module, str(self.root), *arguments],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "SHELL": "/bin/sh"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
