@@ -214,7 +214,7 @@ def run_stock(setup: Setup) -> dict[str, Any]:
     missing, unexpected = model.load_state_dict(ours.state_dict(), strict=False)
     if missing or unexpected:
         raise RuntimeError(f"weights do not fit: missing {missing}, unexpected {unexpected}")
-    setup.model = None  # its memory must not count
+    del setup.model  # its memory must not count
     del ours
     model.tie_weights()
     for name, parameter in model.named_parameters():
@@ -275,7 +275,8 @@ def run_stock(setup: Setup) -> dict[str, Any]:
 
         def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
             self.lr_scheduler = LambdaLR(
-                optimizer or self.optimizer, lambda s: rate_factor(s, len(steps), options.warmup_ratio)
+                optimizer or self.optimizer,  # type: ignore[arg-type]  # made by then
+                lambda s: rate_factor(s, len(steps), options.warmup_ratio),
             )
             return self.lr_scheduler
 

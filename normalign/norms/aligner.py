@@ -121,7 +121,7 @@ class TokenRMSAligner(Aligner):
 
 
 def build_aligner(settings: dict[str, Any], width: int, text_norm: float) -> Aligner:
-    """The aligner that ``settings`` names: ``aligner`` and, where it has them, ``init``, ``gwc``, ``gwc_limit`` and ``multiple``.
+    """The aligner that ``settings`` names, with what it says of ``init``, ``gwc``, ``gwc_limit`` and ``multiple``.
 
     Args:
         settings: a variant's fields.

@@ -192,10 +192,12 @@ def _draw_training(axes: Axes, curves: Curves | None, column: str, index: int, l
     values = (curves or {}).get(column, [])
     if log:
         values = [value if value > 0 else math.nan for value in values]
-    points = [(step, value) for step, value in enumerate(values, 1) if not math.isnan(value)]  # some are measured rarely
+    points = [
+        (step, value) for step, value in enumerate(values, 1) if not math.isnan(value)
+    ]  # some are measured rarely
     if not points:
         return False
-    steps, values = zip(*points, strict=True)
+    steps, values = [step for step, _ in points], [value for _, value in points]
     axes.plot(steps, values, color=_colour(index), linewidth=0.6, alpha=0.3)
     mean = running_mean(values, max(1, round(len(values) / 20)))
     axes.plot(steps, mean, color=_colour(index), linestyle=DASHES[index % 4])

@@ -37,8 +37,8 @@ MASS_CAPTION = "Share of the text tokens' attention that falls on visual tokens,
 TRAINING_CAPTION = "Pale: every step; strong: mean over the last 5 % of the steps. Clip factor 1 means no clipping."
 GRADIENTS_CAPTION = "Before clipping, log scale. None in this stage: the module is frozen there, or no variant has one."
 SHARES_CAPTION = (
-    "Share of the squared gradient norm, which is what clipping by global norm spends on a module. Under AdamW a constant "
-    "factor on a gradient cancels, so gradient compensation acts mainly here: it takes budget from the other modules."
+    "Share of the squared gradient norm, which is what clipping by global norm spends on a module. Under AdamW a "
+    "constant factor on a gradient cancels, so gradient compensation acts mainly here: it takes budget from the others."
 )
 STEPS_CAPTION = "L2 norm of a step over that of the weights, log scale, measured every tenth step."
 GAIN_CAPTION = "Only variants with a LayerNorm aligner have a gain."

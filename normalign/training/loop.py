@@ -187,9 +187,7 @@ class _Run:
 
     def _clip(self, gradient_norms: dict[str, float], total_norm: float) -> float:
         """Scale gradients down to ``clip_norm``, together or module by module; the (smallest) factor."""
-        limits = {module: total_norm for module in gradient_norms}
-        if self.options.clip_per_module:
-            limits = gradient_norms
+        limits = gradient_norms if self.options.clip_per_module else dict.fromkeys(gradient_norms, total_norm)
         factors = {module: min(1.0, self.options.clip_norm / (norm + 1e-6)) for module, norm in limits.items()}
         for row in self.table.trainable():
             gradients = [p.grad for p in row.parameters.values() if p.grad is not None]

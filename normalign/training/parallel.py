@@ -5,6 +5,7 @@ With several processes the model is replicated (DDP), or, where accelerate is co
 """
 
 import contextlib
+import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -29,7 +30,8 @@ class Parallel:
         self.accelerator = accelerator
         self.rank, self.count = accelerator.process_index, accelerator.num_processes
         self.device = accelerator.device
-        self.sharded = self.count > 1 and getattr(accelerator.state, "fsdp_plugin", None) is not None
+        # On a CPU the accelerator forgets that it was told to shard; the environment it was launched with does not.
+        self.sharded = self.count > 1 and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
     @property
     def main(self) -> bool:
@@ -48,7 +50,8 @@ class Parallel:
         for layer in (*vision_layers(model.vision_tower), *model.language_model.layers):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         # The rest (embeddings, projector, aligner, norms) is gathered as one group, in float32: a gain needs it.
-        return fully_shard(loss, mesh=mesh)
+        fully_shard(loss, mesh=mesh)
+        return loss
 
     def accumulate(self, wrapped: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """Within it a backward pass exchanges gradients only if it is a step's ``last``."""

@@ -82,7 +82,8 @@ def test_frozen_modules_and_absent_gains_are_logged_as_none(tiny: Tiny, tmp_path
     chosen = options(learning_rate=STAGE1, epochs=1)
     row = run(model, samples_of(model, tiny.processor()), chosen, tmp_path)[0]
     empty = {name for name, value in row.items() if value is None}
-    frozen = {f"{kind}_{module}" for kind in ("lr", "grad") for module in ("vision", "language", "aligner")}
+    kinds = ("lr", "grad", "clip_share", "update")
+    frozen = {f"{kind}_{module}" for kind in kinds for module in ("vision", "language", "aligner")}
     assert empty == frozen | set(GAIN_COLUMNS)
 
 

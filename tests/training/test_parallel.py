@@ -15,8 +15,8 @@ from .helpers import options
 from .workers import Job, finish, run, start
 
 GWC = {"aligner": "layernorm", "gwc": True}
-# Of two processes one gets the samples at even places of a step, the other those at odd ones: here an image each time,
-# and text alone (1 and 5 have no image). Eleven samples by four: in an epoch's last step the processes differ in number.
+# Of two processes one gets the samples at even places of a step, the other those at odd ones: mostly images, and text
+# alone (1 and 5 have no image). Eleven samples by four: in an epoch's last step the processes differ in number.
 ORDER = (0, 1, 2, 5, 3, 1, 4, 5, 0, 1, 2)
 
 
@@ -28,28 +28,22 @@ def job(tiny: Tiny, folder: Path, **changes: Any) -> Job:
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
-@pytest.mark.parametrize("aligner", [GWC, {"aligner": "none"}], ids=["gwc", "none"])
-def test_two_processes_give_the_loss_curve_of_one_over_50_steps(
-    tiny: Tiny, tmp_path: Path, sharded: bool, aligner: dict[str, Any]
-) -> None:
-    one = run(job(tiny, tmp_path / "one", aligner=aligner), 1)
-    two = run(job(tiny, tmp_path / "two", aligner=aligner, sharded=sharded), 2)
+def test_two_processes_give_the_loss_curve_of_one_over_50_steps(tiny: Tiny, tmp_path: Path, sharded: bool) -> None:
+    one = run(job(tiny, tmp_path / "one"), 1)
+    two = run(job(tiny, tmp_path / "two", sharded=sharded), 2)
     assert len(one["rows"]) == len(two["rows"]) > 50
     assert (two["sharded"] > 20) == sharded  # accelerate would replicate on a CPU without a word
     for name in ("loss", "grad_total", "supervised_tokens", "samples", "dropped"):
         ours, theirs = ([row[name] for row in result["rows"]] for result in (one, two))
         assert theirs == pytest.approx(ours, rel=1e-3 if name == "grad_total" else 1e-4), name
-    if aligner is GWC:
-        drift = [[row["gain_drift"] for row in result["rows"]] for result in (one, two)]
-        assert drift[1] == pytest.approx(drift[0], rel=1e-3) and drift[0][-1] > 0
+    drift = [[row["gain_drift"] for row in result["rows"]] for result in (one, two)]
+    assert drift[1] == pytest.approx(drift[0], rel=1e-3) and drift[0][-1] > 0
 
 
 def test_a_process_that_has_only_text_or_no_sample_at_all_takes_part(tiny: Tiny, tmp_path: Path) -> None:
     """Places 1 and 3 of a step go to the second process: text alone, and in the last step nothing."""
     order, chosen = (0, 1, 2, 5, 3), {"epochs": 1, "seed": 0}
-    one, two = (
-        run(job(tiny, tmp_path / str(count), order=order, options=chosen), count) for count in (1, 2)
-    )
+    one, two = (run(job(tiny, tmp_path / str(count), order=order, options=chosen), count) for count in (1, 2))
     assert [row["samples"] for row in two["rows"]] == [4, 1]
     for ours, theirs in zip(one["rows"], two["rows"], strict=True):
         assert {k: v for k, v in theirs.items() if v is not None} == pytest.approx(
@@ -57,16 +51,20 @@ def test_a_process_that_has_only_text_or_no_sample_at_all_takes_part(tiny: Tiny,
         )
 
 
-@pytest.mark.parametrize(("count", "sharded"), [(1, False), (2, False), (2, True)], ids=["one", "two", "two-sharded"])
+@pytest.mark.parametrize(
+    ("count", "sharded", "epochs", "wanted"),
+    [(1, False, 17, 10), (2, False, 17, 10), (2, True, 4, 3)],
+    ids=["one", "two", "two-sharded"],
+)
 def test_fault_7_killed_at_random_moments_and_resumed_the_weights_are_bitwise_those_of_an_uninterrupted_run(
-    tiny: Tiny, tmp_path: Path, count: int, sharded: bool
+    tiny: Tiny, tmp_path: Path, count: int, sharded: bool, epochs: int, wanted: int
 ) -> None:
-    every_step = {"checkpoint_minutes": 0.0}
+    every_step = {"checkpoint_minutes": 0.0, "epochs": epochs}
     whole = run(job(tiny, tmp_path / "whole", sharded=sharded, options=every_step), count)
     cut = job(tiny, tmp_path / "cut", sharded=sharded, options=every_step)
     rng = random.Random(count)
     kills = 0
-    while kills < 10:
+    while kills < wanted:
         processes = start(cut, count)
         before = _stamp(cut.work)
         while _stamp(cut.work) == before and any(p.is_alive() for p in processes):
@@ -78,7 +76,7 @@ def test_fault_7_killed_at_random_moments_and_resumed_the_weights_are_bitwise_th
             process.kill()
         kills += 1
         finish(processes)
-    assert kills >= 5, "too fast to be killed often enough: give it more steps"
+    assert kills > wanted // 2, "too fast to be killed often enough: give it more steps"
     assert run(cut, count)["rows"] == whole["rows"]
     found = torch.load(cut.out, weights_only=True)["state"]
     assert all(torch.equal(found[name], value) for name, value in whole["state"].items())

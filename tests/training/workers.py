@@ -67,7 +67,7 @@ def run(job: Job, count: int) -> dict[str, Any]:
 
 def _main(job: Job, rank: int, count: int, port: int) -> None:
     import torch
-    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from accelerate import Accelerator
     from torch.distributed.tensor import DTensor
 
     from normalign.norms.aligner import whole
@@ -79,8 +79,8 @@ def _main(job: Job, rank: int, count: int, port: int) -> None:
     if count > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if job.sharded else None
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+        os.environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if job.sharded else {}
+    accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == count
     model = job.tiny.model(job.aligner)
     samples = samples_of(model, job.tiny.processor(), job.options)

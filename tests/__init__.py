@@ -1,0 +1,1 @@
+"""Tests; a package, so that processes that tests start can import from it."""
