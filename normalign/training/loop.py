@@ -66,6 +66,14 @@ def rate_factor(step: int, total: int, warmup_ratio: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
+def first_to_fail(norms: dict[str, float]) -> str:
+    """The part of the model whose output is the first not to be finite, given the norms at the interfaces."""
+    parts = {"vision_output": "vision tower", "projector_output": "projector", "aligner_output": "aligner"}
+    parts["text"] = "text embeddings"
+    failed = (part for name, part in parts.items() if not math.isfinite(norms.get(name, 0.0)))
+    return next(failed, "language model")
+
+
 def share(norm: float | None, total: float) -> float | None:
     """A module's share of the squared gradient norm, which is what clipping by global norm spends on it."""
     return None if norm is None else (norm / total) ** 2 if total else 0.0
@@ -228,8 +236,9 @@ class _Run:
                 loss = self.loss(packed, visual)
             if not torch.isfinite(loss.total):
                 raise TrainingStoppedError(
-                    f"step {number + 1}: the loss is {loss.total.item()} on samples {[s.id for s in packed.order]}; "
-                    "the weights were not touched. Lower the learning rate or look at these samples"
+                    f"step {number + 1}: the loss is {loss.total.item()} on samples {[s.id for s in packed.order]}, "
+                    f"first in the {first_to_fail(loss.norms)}; the weights were not touched. Lower the learning rate "
+                    "or look at these samples"
                 )
             # Data-parallel training averages gradients over processes; the sum is wanted.
             (loss.total * (self.parallel.count / targets if micro else 0.0)).backward()

@@ -173,10 +173,32 @@ def test_fault_11_a_loss_that_is_not_finite_stops_before_weights_change_and_name
             return Visual(pixels=torch.full((1, 3, 28, 28), value))
         return samples.visual(encoded)
 
-    with pytest.raises(TrainingStoppedError, match=f"step 3: the loss is nan.*'sample {bad}'.*not touched"):
+    with pytest.raises(
+        TrainingStoppedError, match=f"step 3: the loss is nan.*'sample {bad}'.*vision tower; .*not touched"
+    ):
         run(model, dataclasses.replace(samples, visual=visual), OPTIONS, tmp_path)
     for name, before in seen[-1].items():
         assert torch.equal(model.state_dict()[name], before), name
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("vision_tower", "vision tower"),
+        ("multi_modal_projector.linear_1", "projector"),
+        ("multi_modal_projector.aligner", "aligner"),
+        ("language_model.embed_tokens", "text embeddings"),
+        ("language_model.layers.1", "language model"),
+    ],
+)
+def test_fault_11_the_part_of_the_model_that_failed_first_is_named(
+    tiny: Tiny, tmp_path: Path, path: str, named: str
+) -> None:
+    model = tiny.model()
+    with torch.no_grad():
+        next(model.model.get_submodule(path).parameters()).fill_(math.nan)
+    with pytest.raises(TrainingStoppedError, match=f"step 1: the loss is nan .*first in the {named}; "):
+        run(model, samples_of(model, tiny.processor()), options(micro_batch=2), tmp_path)
 
 
 def test_fault_11_a_gradient_that_is_not_finite_stops_before_weights_change_and_names_the_module(
