@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normalign.data.rows import embedded_images
 from normalign.files import read_json, write_json
 from normalign.settings import Profile
 
@@ -28,9 +29,11 @@ def use_threads(profile: Profile) -> None:
 
 def image_root(profile: Profile, stage: str) -> Path:
     """Folder that the image paths of a training stage's records are relative to."""
-    if profile.dataset.llava is not None:
-        return Path(getattr(profile.dataset.llava, f"{stage}_images"))
-    return profile.folder / "dataset"
+    dataset = profile.folder / "dataset"
+    if profile.dataset.llava is None:
+        return dataset
+    embedded = embedded_images(dataset, stage)
+    return embedded if embedded.is_dir() else Path(getattr(profile.dataset.llava, f"{stage}_images"))
 
 
 def initial_model(profile: Profile, variant: str) -> "tuple[NormalignForConditionalGeneration, LlavaProcessor]":

@@ -7,7 +7,8 @@ from typing import Any
 
 from components import stage_main
 from normalign.data.llava import read_llava
-from normalign.data.manifest import Manifest, collect, require_kept
+from normalign.data.manifest import Manifest, Tally, require_kept
+from normalign.data.rows import embedded_images, embeds_images
 from normalign.data.synthetic import BENCHMARKS, load_benchmark, write_dataset
 from normalign.files import atomic_directory, write_json, write_jsonl
 from normalign.settings import DatasetSettings, Profile
@@ -20,8 +21,8 @@ def run(profile: Profile) -> str:
         if profile.dataset.synthetic is not None:
             write_dataset(profile.dataset.synthetic, temporary)
         manifests = {
-            stage: _prepare(stage, json_path, images, profile.dataset, temporary)
-            for stage, (json_path, images) in _sources(profile.dataset, temporary).items()
+            stage: _prepare(stage, source, images, profile.dataset, temporary)
+            for stage, (source, images) in _sources(profile.dataset, temporary).items()
         }
         metrics = _metrics(manifests, temporary)
     write_json(profile.folder / "dataset.json", metrics)
@@ -31,7 +32,7 @@ def run(profile: Profile) -> str:
 
 
 def _sources(settings: DatasetSettings, generated: Path) -> dict[str, tuple[Path, Path]]:
-    """Per stage the LLaVA JSON and the image root."""
+    """Per stage the LLaVA data and the image root."""
     if settings.llava is None:
         return {stage: (generated / f"{stage}.json", generated) for stage in ("stage1", "stage2")}
     llava = settings.llava
@@ -41,10 +42,15 @@ def _sources(settings: DatasetSettings, generated: Path) -> dict[str, tuple[Path
     }
 
 
-def _prepare(stage: str, json_path: Path, images: Path, settings: DatasetSettings, folder: Path) -> Manifest:
-    records, manifest = collect(read_llava(json_path, images, settings.max_pixels), images)
-    require_kept(manifest, settings.max_dropped_share, json_path)
+def _prepare(stage: str, source: Path, images: Path, settings: DatasetSettings, folder: Path) -> Manifest:
+    if embeds_images(source):
+        images = embedded_images(folder, stage)
+        images.mkdir(parents=True)
+    tally = Tally(images)
+    records = tally.kept(read_llava(source, images, settings.max_pixels))
     write_jsonl(folder / f"{stage}.jsonl", (record.to_json() for record in records))
+    manifest = tally.manifest()
+    require_kept(manifest, settings.max_dropped_share, source)
     return manifest
 
 

@@ -6,7 +6,7 @@ from tqdm import tqdm
 from components import stage_main
 from components.common import image_root, initial_model, place, spread, use_threads
 from normalign.data.images import open_image
-from normalign.data.llava import load_records
+from normalign.data.llava import Records
 from normalign.diagnosis.encoder import EncoderNorms
 from normalign.files import read_json, write_json
 from normalign.metrics import rounded
@@ -22,7 +22,7 @@ def run(profile: Profile) -> str:
     use_threads(profile)
     model, processor = initial_model(profile, "baseline")
     place(profile, model)
-    records = load_records(profile.folder / "dataset" / "stage1.jsonl")
+    records = Records(profile.folder / "dataset" / "stage1.jsonl")
     paths = spread(sorted({r.image for r in records if r.image is not None}), profile.encoder_norm.images)
     root = image_root(profile, "stage1")
     norms = EncoderNorms(model.model.vision_tower)

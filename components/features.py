@@ -9,7 +9,7 @@ from tqdm import tqdm
 from components import stage_main
 from components.common import image_root, initial_model, place, timed, use_threads
 from normalign.data.images import open_image
-from normalign.data.llava import load_records
+from normalign.data.llava import Records
 from normalign.files import atomic_directory
 from normalign.settings import Profile
 from normalign.vlm.generate import pixels_of
@@ -21,7 +21,7 @@ BYTES_PER_VALUE = 4  # float32
 def run(profile: Profile) -> str:
     """Write ``features/index.json`` and, within the disk budget, ``features/features.safetensors`` (image, P, E)."""
     use_threads(profile)
-    records = load_records(profile.folder / "dataset" / "stage1.jsonl")
+    records = Records(profile.folder / "dataset" / "stage1.jsonl")
     paths = sorted({record.image for record in records if record.image is not None})
     model, processor = initial_model(profile, "baseline")
     place(profile, model)

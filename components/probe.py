@@ -15,7 +15,7 @@ from transformers import LlavaProcessor
 from components import stage_main
 from components.common import after_stage1, image_root, initial_model, place, spread, timed, use_threads
 from normalign.data.images import open_image
-from normalign.data.llava import load_records
+from normalign.data.llava import Records
 from normalign.data.synthetic import load_benchmark
 from normalign.data.tasks import is_local
 from normalign.diagnosis.attention import image_map, text_to_image
@@ -100,7 +100,8 @@ def _samples(profile: Profile) -> list[Sample]:
 
 
 def _record_samples(profile: Profile) -> list[Sample]:
-    records = [r for r in load_records(profile.folder / "dataset" / "stage2.jsonl") if r.image is not None]
+    records = Records(profile.folder / "dataset" / "stage2.jsonl")
+    having = [index for index, record in enumerate(records) if record.image is not None]
     root = image_root(profile, "stage2")
     return [
         Sample(
@@ -111,7 +112,7 @@ def _record_samples(profile: Profile) -> list[Sample]:
             record.turns[0].answer,
             open_image(record.image, root, profile.dataset.max_pixels),
         )
-        for record in spread(records, profile.probe.samples)
+        for record in (records[index] for index in spread(having, profile.probe.samples))
         if record.image is not None
     ]
 

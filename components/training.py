@@ -1,5 +1,6 @@
 """What stages 1 and 2 share: samples from records, the work folder, the run, the per-step log."""
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -18,14 +19,15 @@ from torch import Tensor
 
 from components.common import image_root, use_threads, write_timings
 from normalign.data.images import open_image
-from normalign.data.llava import load_records
+from normalign.data.llava import Records
+from normalign.data.manifest import Dropped, count_dropped, explain_dropped
 from normalign.files import read_json, write_text
 from normalign.metrics import rounded
 from normalign.norms.aligner import whole
 from normalign.settings import Profile
 from normalign.training.loop import Samples, train
 from normalign.vlm.build import IMAGE_TOKEN
-from normalign.vlm.chat import ChatFormat, Encoded
+from normalign.vlm.chat import ChatFormat, Encoded, SampleDroppedError
 from normalign.vlm.forward import Visual
 from normalign.vlm.generate import pixels_of
 
@@ -60,25 +62,82 @@ class FeatureCache:
         return torch.cat([rows[self.rows[path] : self.rows[path] + 1] for path in paths])
 
 
+class DroppedSamples:
+    """Records that could not be encoded, by reason; kept in the work folder, so that a resumed run knows them all.
+
+    Every process notes its own in a file of its own.
+    """
+
+    def __init__(self, work: Path, process: int) -> None:
+        self.folder, self.file = work, work / f"dropped-{process}.jsonl"
+        self.noted = 0  # by this process since it started
+
+    def note(self, index: int, record_id: str, reason: str) -> None:
+        """Add the record at ``index``; if it comes up again in another epoch it is still one."""
+        self.noted += 1
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.file.open("a", encoding="utf-8") as handle:
+            # The line break comes first: whatever a kill cut short spoils no other line.
+            handle.write(f"\n{json.dumps([index, record_id, reason])}")
+
+    def by_reason(self) -> dict[str, Dropped]:
+        """Counts and the ids of the first few, of all processes that write to this folder."""
+        noted: dict[int, tuple[str, str]] = {}
+        for file in sorted(self.folder.glob("dropped-*.jsonl")):
+            for line in file.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(json.JSONDecodeError):
+                    index, record_id, reason = json.loads(line)
+                    noted[index] = (record_id, reason)
+        dropped: dict[str, Dropped] = {}
+        for _, (record_id, reason) in sorted(noted.items()):
+            count_dropped(dropped, reason, record_id)
+        return dict(sorted(dropped.items()))
+
+    def require_share(self, stage: str, lost: int, total: int, allowed: float) -> None:
+        """Refuse a run that trained on too little of its data.
+
+        Raises:
+            ValueError: more than the share ``allowed`` of ``total`` samples is ``lost``; names reasons and records.
+        """
+        if lost <= allowed * total:
+            return
+        raise ValueError(
+            f"{stage}: {lost} of {total} samples could not be trained on; dataset.max_dropped_share allows "
+            f"{allowed:.1%}. Reasons, by record: {explain_dropped(self.by_reason())}. Raise model.max_tokens, mend "
+            "the data, or raise the bound"
+        )
+
+
 def samples_of(
     profile: Profile,
     stage: str,
     processor: "LlavaProcessor",
     image_tokens: int,
     cache: FeatureCache | None,
+    dropped: DroppedSamples,
 ) -> Samples:
-    """The stage's records as training samples; features come from ``cache`` where it has them."""
+    """The stage's records as training samples; features come from ``cache`` where it has them.
+
+    A record that cannot be encoded is noted in ``dropped``; the run stops as soon as they are more than
+    ``dataset.max_dropped_share`` of all that will ever be asked for.
+    """
     options = getattr(profile, stage)
-    records = load_records(profile.folder / "dataset" / f"{stage}.jsonl")
+    records = Records(profile.folder / "dataset" / f"{stage}.jsonl")
     root = image_root(profile, stage)
     chat = ChatFormat(processor.tokenizer, image_tokens, IMAGE_TOKEN, profile.model.system_prompt)
+    planned, allowed = len(records) * options.epochs, profile.dataset.max_dropped_share
 
     def encode(index: int) -> Encoded:
         record = records[index]
         turns = [(turn.question, turn.answer) for turn in record.turns]
-        return chat.encode(
-            record.id, turns, record.image, per_turn=options.per_turn, max_tokens=profile.model.max_tokens
-        )
+        try:
+            return chat.encode(
+                record.id, turns, record.image, per_turn=options.per_turn, max_tokens=profile.model.max_tokens
+            )
+        except SampleDroppedError as error:
+            dropped.note(index, record.id, error.reason)
+            dropped.require_share(stage, dropped.noted, planned, allowed)
+            raise
 
     def visual(encoded: Sequence[Encoded]) -> Visual:
         paths = [sample.image for sample in encoded if sample.image is not None]
@@ -110,22 +169,27 @@ def run_stage(
         cpu=compute.device == "cpu", mixed_precision="bf16" if compute.precision == "bf16" else "no"
     )
     work = work_folder(profile, stage, variant)
+    dropped = DroppedSamples(work, accelerator.process_index)
     start = time.perf_counter()
     rows = train(
         model,
-        samples_of(profile, stage, processor, model.config.image_seq_length, cache),
+        samples_of(profile, stage, processor, model.config.image_seq_length, cache, dropped),
         getattr(profile, stage),
         accelerator=accelerator,
         pad_id=processor.tokenizer.pad_token_id,
         work=work,
         description=f"{stage} {variant}",
     )
+    lost, trained = (sum(row[column] for row in rows) for column in ("dropped", "samples"))
+    dropped.require_share(stage, lost, lost + trained, profile.dataset.max_dropped_share)
     state = {name: whole(value) for name, value in model.state_dict().items()}
     if accelerator.is_main_process:
         write_log(profile.results(variant) / f"{stage}.csv", rows)
         seconds = time.perf_counter() - start
         tokens = sum(row["supervised_tokens"] for row in rows)
         write_timings(f"{stage}-{variant}", seconds, supervised_tokens_per_second=round(tokens / seconds, 2))
+        if lost:
+            print(f"{stage} {variant}: records not trained on: {explain_dropped(dropped.by_reason())}", flush=True)
     return Trained(rows, state, accelerator.is_main_process)
 
 
@@ -164,7 +228,7 @@ def write_log(path: Path, rows: list[dict[str, Any]]) -> None:
 def summary(stage: str, variant: str, rows: list[dict[str, Any]]) -> str:
     """The stage's closing line."""
     dropped = sum(row["dropped"] for row in rows)
-    lost = f", {dropped} samples too long for max_tokens" if dropped else ""
+    lost = f", {dropped} samples dropped" if dropped else ""
     return (
         f"{stage} {variant}: {len(rows)} steps{lost}, loss {rows[0]['loss']:.3f} → {rows[-1]['loss']:.3f}, "
         f"visual tokens at norm {rows[-1]['norm_aligner_output'] or float('nan'):.2f}"

@@ -1,16 +1,21 @@
 """Opening images of untrusted data sets: confined to a folder, capped before decoding, always 8-bit RGB."""
 
+import contextlib
+import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
+from PIL.TiffImagePlugin import TiffImageFile
 
 ImageReason = Literal["image_outside_root", "image_missing", "image_empty", "image_too_large", "image_undecodable"]
 
 # What data sets use. Anything else stays out, above all EPS, which Pillow hands to an interpreter.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _WHITE = (255, 255, 255, 255)
+_PHOTOMETRIC, _MIN_IS_WHITE = 262, 0  # the TIFF tag, and its value for levels that count upwards from white
 
 
 class ImageRejected(ValueError):  # noqa: N818 (a verdict on the data, not a fault of the program)
@@ -60,26 +65,75 @@ def open_image(path: str, root: Path, max_pixels: int) -> Image.Image:
     if file.stat().st_size == 0:
         raise ImageRejected("image_empty", f"{path!r} has no content (0 bytes)")
     with file.open("rb") as handle:
-        return _decode(handle, path, max_pixels)
+        return _decode(_open(handle, path, max_pixels), path)
 
 
-def _decode(handle: IO[bytes], path: str, max_pixels: int) -> Image.Image:
-    try:
+def store_image(content: bytes, name: str, root: Path, max_pixels: int) -> str:
+    """Write an image that came inside a row to ``root`` as it is, if it is one; returns its path below ``root``.
+
+    Args:
+        name: file name without extension; the content decides about that.
+
+    Raises:
+        ImageRejected: as :func:`open_image`; nothing is written then.
+    """
+    if not content:
+        raise ImageRejected("image_empty", f"image {name!r} has no content (0 bytes)")
+    image = _open(io.BytesIO(content), name, max_pixels)
+    _decode(image, name)
+    path = f"{name}.{(image.format or '').lower()}"
+    (root / path).write_bytes(content)
+    return path
+
+
+def _open(handle: IO[bytes], path: str, max_pixels: int) -> Image.Image:
+    """The image with its header read, and no larger than allowed."""
+    with _verdicts(path):
         image = Image.open(handle, formats=_FORMATS)
-        pixels = image.width * image.height
-        if pixels > max_pixels:
-            size = f"{image.width}×{image.height} = {pixels}"
-            raise ImageRejected("image_too_large", f"{path!r} has {size} pixels, max_pixels is {max_pixels}")
+    pixels = image.width * image.height
+    if pixels > max_pixels:
+        size = f"{image.width}×{image.height} = {pixels}"
+        raise ImageRejected("image_too_large", f"{path!r} has {size} pixels, max_pixels is {max_pixels}")
+    return image
+
+
+def _decode(image: Image.Image, path: str) -> Image.Image:
+    with _verdicts(path):
         image.load()
-        return _to_rgb(_upright(image))
-    except ImageRejected:
+        return _to_rgb(_upright(_eight_bits(image)))
+
+
+@contextlib.contextmanager
+def _verdicts(path: str) -> Iterator[None]:
+    """What decoders raise, as a verdict on the image ``path``."""
+    try:
+        yield
+    except MemoryError:
         raise
     except Image.DecompressionBombError as error:
         raise ImageRejected("image_too_large", f"{path!r}: {error}") from error
-    except MemoryError:
-        raise
     except Exception as error:  # decoders of broken files raise whatever their parser stumbles over
         raise ImageRejected("image_undecodable", f"{path!r} cannot be decoded: {error}") from error
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """A 16-bit grey image scaled to 8 bits, its transparent level as alpha; any other image as it is.
+
+    Pillow's own conversion would clip at 255. 16-bit colours it has cut to their high bytes already.
+    """
+    key = image.info.get("transparency")
+    if image.mode == "RGB" and isinstance(key, tuple) and max(key) > 255:
+        image.info["transparency"] = tuple(level >> 8 for level in key)
+    if not image.mode.startswith("I;16"):
+        return image
+    levels = np.asarray(image).astype(np.uint32)
+    if isinstance(image, TiffImageFile) and image.tag_v2.get(_PHOTOMETRIC) == _MIN_IS_WHITE:
+        levels = 65535 - levels
+    grey = Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
+    if isinstance(key, int):
+        grey.putalpha(Image.fromarray(np.where(levels == key, 0, 255).astype(np.uint8)))
+    grey.info.update({name: value for name, value in image.info.items() if name != "transparency"})
+    return grey
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -91,12 +145,23 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16"):  # convert() would clip at 255 instead of scaling
-        values = np.asarray(image).astype(np.uint32)
-        image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError(f"pixel mode {image.mode} has no standard range; save it with 8 or 16 bits per channel")
+    if image.mode == "CMYK":
+        return _from_cmyk(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image)
+    return image.convert("RGB")
+
+
+def _from_cmyk(image: Image.Image) -> Image.Image:
+    """Inks as their profile says they look; without one, or with one that cannot be read, as 255 − ink − black."""
+    profile = image.info.get("icc_profile")
+    if profile:
+        with contextlib.suppress(ImageCms.PyCMSError, OSError):
+            inks = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+            converted = ImageCms.profileToProfile(image, inks, ImageCms.createProfile("sRGB"), outputMode="RGB")
+            if converted is not None:
+                return converted
     return image.convert("RGB")

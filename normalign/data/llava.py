@@ -1,20 +1,23 @@
-"""Reader of LLaVA-format conversations (``id``, ``image``, ``conversations``): a JSON array or JSON lines."""
+"""LLaVA-format conversations (``id``, ``image``, ``conversations``): checked when read, indexed once prepared."""
 
-import itertools
 import json
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
-from tqdm import tqdm
+import numpy as np
 
-from normalign.data.images import ImageReason, ImageRejected, open_image
+from normalign.data.images import ImageReason, ImageRejected, open_image, store_image
+from normalign.data.rows import EmbeddedImage, read_rows
 
 PLACEHOLDER = "<image>"
-_BATCH = 1024
+_AHEAD = 128  # records under way at a time, some with their image in memory
+_INDEX_CHUNK = 1 << 24  # bytes
 
 ConversationReason = Literal[
     "malformed_record",
@@ -51,7 +54,8 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """The record as one line of a prepared data set."""
-        return {"id": self.id, "image": self.image, "turns": [asdict(turn) for turn in self.turns]}
+        turns = [{"question": turn.question, "answer": turn.answer} for turn in self.turns]
+        return {"id": self.id, "image": self.image, "turns": turns}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Record":
@@ -74,52 +78,53 @@ class _Rejected(ValueError):  # noqa: N818 (a verdict on the data, not a fault o
         self.reason: ConversationReason = reason
 
 
-def read_llava(json_path: Path, image_root: Path, max_pixels: int) -> Iterator[Record | Reject]:
-    """Yield every record of ``json_path`` in order, validated, its image decoded in full (on all processors).
+def read_llava(source: Path, image_root: Path, max_pixels: int) -> Iterator[Record | Reject]:
+    """Yield every record of ``source`` in order, validated, its image decoded in full (on all processors).
+
+    Memory does not grow with the number of records.
+
+    Args:
+        source: a JSON array, JSON lines, a parquet file, or a folder of parquet shards.
+        image_root: the folder that image paths are relative to. Where the rows embed their images
+            (:func:`normalign.data.rows.embeds_images`), those of good records are written there.
 
     Raises:
-        ValueError: the file as a whole is not JSON.
+        ValueError: the file as a whole is neither JSON nor parquet.
         FileNotFoundError: the file or the image root does not exist.
     """
     if not image_root.is_dir():
         raise FileNotFoundError(f"image root {image_root} is not a folder; correct the path in the settings")
-    rows = _read_rows(json_path)
-    bar = tqdm(total=len(rows), desc=json_path.name, unit="record", disable=None)
-
-    def check(numbered: tuple[int, Any]) -> Record | Reject:
-        return check_row(numbered[1], f"#{numbered[0]}", image_root, max_pixels)
-
-    with bar, ThreadPoolExecutor(os.cpu_count()) as pool:
-        numbered = enumerate(rows)
-        while batch := list(itertools.islice(numbered, _BATCH)):  # bounded: map() queues all it is given
-            for result in pool.map(check, batch):
-                bar.update()
-                yield result
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        pending: deque[Future[Record | Reject]] = deque()
+        for number, row in enumerate(read_rows(source)):
+            arguments = (row, f"#{number}", image_root, max_pixels)
+            has_image = isinstance(row, dict) and row.get("image") is not None
+            pending.append(pool.submit(check_row, *arguments) if has_image else _done(check_row(*arguments)))
+            if len(pending) == _AHEAD:
+                yield pending.popleft().result()
+        for future in pending:
+            yield future.result()
 
 
-def _read_rows(json_path: Path) -> list[Any]:
-    """Rows of an array, or of lines; a line that is not JSON stays a string, which no record is."""
-    text = json_path.read_text(encoding="utf-8")
-    if text.lstrip()[:1] == "[":
-        try:
-            return list(json.loads(text))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{json_path} is neither a JSON array nor JSON lines: {error}") from error
-    return [_parse_line(line) for line in text.split("\n") if line.strip()]
-
-
-def _parse_line(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError:
-        return line
+def _done(result: Record | Reject) -> Future[Record | Reject]:
+    """Text alone is quicker checked than handed to a thread."""
+    future: Future[Record | Reject] = Future()
+    future.set_result(result)
+    return future
 
 
 def check_row(row: Any, fallback_id: str, image_root: Path, max_pixels: int) -> Record | Reject:
-    """One row of LLaVA JSON as a record, or why not; ``fallback_id`` names a row that has no ``id``."""
+    """One row as a record, or why not; ``fallback_id`` names a row that has no ``id``.
+
+    An embedded image of a good record is written under ``image_root``, and the record names that file.
+    """
     name = row.get("id") if isinstance(row, dict) else None
     record_id = str(name) if isinstance(name, str | int) else fallback_id
+    embedded = row.get("image") if isinstance(row, dict) else None
     try:
+        if isinstance(embedded, EmbeddedImage):
+            record = parse_conversation({**row, "image": embedded.name}, record_id)
+            return replace(record, image=store_image(embedded.content, embedded.name, image_root, max_pixels))
         record = parse_conversation(row, record_id)
         if record.image is not None:
             open_image(record.image, image_root, max_pixels)
@@ -181,7 +186,36 @@ def _without_placeholder(questions: list[str], has_image: bool) -> list[str]:
     return [first, *questions[1:]]
 
 
-def load_records(path: Path) -> list[Record]:
-    """The records of a prepared ``stage1.jsonl`` or ``stage2.jsonl``."""
-    with path.open(encoding="utf-8") as lines:
-        return [Record.from_json(json.loads(line)) for line in lines]
+class Records(Sequence[Record]):
+    """The records of a prepared ``stage1.jsonl`` or ``stage2.jsonl``, read one at a time where they are asked for.
+
+    Only where each line begins is held (8 bytes a record), so that any order of reading costs the same.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._starts = _line_starts(self._file)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index]  # negative ones count from the end, others out of range raise IndexError
+        start, end = int(self._starts[place]), int(self._starts[place + 1])
+        return Record.from_json(json.loads(os.pread(self._file.fileno(), end - start, start)))
+
+
+def _line_starts(file: FileIO) -> np.ndarray:
+    """Byte offsets (records + 1,) of the lines of ``file``; the last is where the file ends."""
+    found, size = [np.zeros(1, dtype=np.int64)], 0
+    while chunk := file.read(_INDEX_CHUNK):
+        found.append(np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == ord("\n")) + (size + 1))
+        size += len(chunk)
+    starts = np.concatenate(found)
+    return starts if starts[-1] == size else np.append(starts, size)

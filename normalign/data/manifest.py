@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,33 +37,56 @@ class Manifest:
         return f"{self.kept} of {self.read} records kept, dropped: {reasons or 'none'}"
 
 
-def collect(rows: Iterable[Record | Reject], image_root: Path) -> tuple[list[Record], Manifest]:
-    """Split what a reader yields into the records to keep and the manifest that tells about all of it."""
-    records: list[Record] = []
-    dropped: dict[str, Dropped] = {}
-    digest = hashlib.sha256()
-    for row in rows:
-        if isinstance(row, Reject):
-            entry = dropped.setdefault(row.reason, Dropped())
-            entry.count += 1
-            if len(entry.examples) < MAX_EXAMPLES:
-                entry.examples.append(row.id)
-            continue
-        records.append(row)
-        digest.update(json.dumps(row.to_json(), sort_keys=True).encode() + b"\n")
-        if row.image is not None:
-            digest.update(hashlib.sha256((image_root / row.image).read_bytes()).digest())
-    total = sum(entry.count for entry in dropped.values())
-    manifest = Manifest(
-        read=len(records) + total,
-        kept=len(records),
-        dropped=total,
-        turns=sum(len(record.turns) for record in records),
-        with_image=sum(record.image is not None for record in records),
-        dropped_by_reason=dict(sorted(dropped.items())),
-        fingerprint=digest.hexdigest(),
+class Tally:
+    """Counts what a reader yields while it passes by; nothing of it is held."""
+
+    def __init__(self, image_root: Path) -> None:
+        self._root = image_root
+        self._kept = self._turns = self._with_image = 0
+        self._dropped: dict[str, Dropped] = {}
+        self._digest = hashlib.sha256()
+
+    def kept(self, rows: Iterable[Record | Reject]) -> Iterator[Record]:
+        """The records among ``rows``; the rest is counted by reason."""
+        for row in rows:
+            if isinstance(row, Reject):
+                count_dropped(self._dropped, row.reason, row.id)
+                continue
+            self._kept += 1
+            self._turns += len(row.turns)
+            self._digest.update(json.dumps(row.to_json(), sort_keys=True).encode() + b"\n")
+            if row.image is not None:
+                self._with_image += 1
+                self._digest.update(hashlib.sha256((self._root / row.image).read_bytes()).digest())
+            yield row
+
+    def manifest(self) -> Manifest:
+        """What has passed so far."""
+        total = sum(entry.count for entry in self._dropped.values())
+        return Manifest(
+            read=self._kept + total,
+            kept=self._kept,
+            dropped=total,
+            turns=self._turns,
+            with_image=self._with_image,
+            dropped_by_reason=dict(sorted(self._dropped.items())),
+            fingerprint=self._digest.hexdigest(),
+        )
+
+
+def count_dropped(dropped: dict[str, Dropped], reason: str, record_id: str) -> None:
+    """Add one record to what ``dropped`` holds under ``reason``."""
+    entry = dropped.setdefault(reason, Dropped())
+    entry.count += 1
+    if len(entry.examples) < MAX_EXAMPLES:
+        entry.examples.append(record_id)
+
+
+def explain_dropped(dropped: dict[str, Dropped]) -> str:
+    """For example ``2 blank_answer (e.g. 17, 230); 1 image_empty (e.g. 5)``."""
+    return "; ".join(
+        f"{entry.count} {reason} (e.g. {', '.join(entry.examples[:3])})" for reason, entry in dropped.items()
     )
-    return records, manifest
 
 
 def require_kept(manifest: Manifest, max_dropped_share: float, source: Path) -> None:
@@ -74,12 +97,9 @@ def require_kept(manifest: Manifest, max_dropped_share: float, source: Path) -> 
     """
     if manifest.kept and manifest.dropped <= max_dropped_share * manifest.read:
         return
-    examples = "; ".join(
-        f"{entry.count} {reason} (e.g. {', '.join(entry.examples[:3])})"
-        for reason, entry in manifest.dropped_by_reason.items()
-    )
+    reasons = explain_dropped(manifest.dropped_by_reason) or "no record at all"
     raise ValueError(
         f"{source}: {manifest.dropped} of {manifest.read} records dropped, {manifest.kept} kept; "
         f"dataset.max_dropped_share allows {max_dropped_share:.1%}. "
-        f"Reasons: {examples or 'no record at all'}. Mend the data or raise the bound"
+        f"Reasons: {reasons}. Mend the data or raise the bound"
     )

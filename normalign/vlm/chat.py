@@ -21,6 +21,12 @@ class SampleDroppedError(ValueError):
         self.reason = reason
 
 
+def _too_long(sample_id: str, max_tokens: int) -> SampleDroppedError:
+    return SampleDroppedError(
+        "longer_than_context", f"sample {sample_id}: no answer fits into max_tokens = {max_tokens}"
+    )
+
+
 @dataclass
 class Encoded:
     """One sample as a tree of segments, laid out as parallel lists of length L.
@@ -161,15 +167,14 @@ class ChatFormat:
             max_tokens: whole turns are left out at the end until the sample fits; the image's tokens are never cut.
 
         Raises:
-            SampleDroppedError: nothing supervised is left.
+            SampleDroppedError: ``longer_than_context`` if not even the first turn fits, ``no_supervised_token`` if
+                nothing is supervised in what fits.
         """
         has_image = image is not None
         encode = self._encode_branches if per_turn else self._encode_joint
         encoded = encode(sample_id, turns, image, has_image, max_tokens)
         if encoded.supervised == 0:
-            raise SampleDroppedError(
-                "no_supervised_token", f"sample {sample_id}: no answer fits into max_tokens = {max_tokens}"
-            )
+            raise SampleDroppedError("no_supervised_token", f"sample {sample_id}: its answers render to no token")
         return encoded
 
     def _encode_joint(
@@ -187,6 +192,8 @@ class ChatFormat:
             prompt_ids = self._tokenise(prompt)
             answer_ids, answer_labels = self._answer(answer)
             if len(ids) + len(prompt_ids) + len(answer_ids) > max_tokens:
+                if not ids:
+                    raise _too_long(sample_id, max_tokens)
                 break
             ids += prompt_ids + answer_ids
             labels += [IGNORE] * len(prompt_ids) + answer_labels
@@ -204,13 +211,15 @@ class ChatFormat:
     ) -> Encoded:
         encoded = Encoded(sample_id, image)
         root = -1
-        for turn in turns:
+        for index, turn in enumerate(turns):
             prompt, answer = self.render([turn], has_image)
             shared, own = self._split_shared(self._tokenise(prompt), has_image)
             answer_ids, answer_labels = self._answer(answer)
             if shared and root < 0:
                 root = encoded.add(shared)
             if len(encoded.ids) + len(own) + len(answer_ids) > max_tokens:
+                if index == 0:
+                    raise _too_long(sample_id, max_tokens)
                 break
             # Nothing follows a turn's end here, so what the template puts behind it is left out.
             end = max((i for i, label in enumerate(answer_labels) if label != IGNORE), default=-1) + 1

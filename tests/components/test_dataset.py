@@ -5,11 +5,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from components import dataset
-from normalign.data.llava import load_records
+from components.common import image_root
+from normalign.data.images import open_image
+from normalign.data.llava import Records
 from normalign.files import read_json, write_json
 from normalign.settings import DatasetSettings, LlavaSettings, Profile, load_profile
 
@@ -40,10 +44,10 @@ def test_generated_data_passes_its_own_reader_twice_identically(profile: Profile
     summary = dataset.run(profile)
     first = (profile.folder / "dataset.json").read_bytes()
     metrics = json.loads(first)
-    assert metrics["benchmarks"] == {"presence": 24, "choice": 8, "reading": 8, "text": 12}
+    assert metrics["benchmarks"] == {"presence": 24, "choice": 8, "reading": 8, "text": 12, "validation": 20}
     assert metrics["stage1"]["kept"] == 16 and metrics["stage1"]["dropped"] == 0
     assert metrics["stage2"]["kept"] == 12 + 1
-    records = load_records(profile.folder / "dataset" / "stage2.jsonl")
+    records = Records(profile.folder / "dataset" / "stage2.jsonl")
     assert sum(record.image is None for record in records) == 1
     assert sum(len(record.turns) for record in records) == metrics["stage2"]["turns"]
     assert "16 of 16 records kept, dropped: none" in summary
@@ -62,6 +66,32 @@ def test_llava_folder_is_read_and_rejects_are_shown(profile: Profile, tmp_path: 
     written = {path.name for path in (profile.folder / "dataset").iterdir()}
     assert written == {"stage1.jsonl", "stage2.jsonl"}
     assert str(tmp_path) not in (profile.folder / "dataset" / "stage1.jsonl").read_text()
+
+
+def test_images_inside_parquet_rows_are_unpacked_and_found_again(profile: Profile, tmp_path: Path) -> None:
+    profile = with_llava(profile, tmp_path, share=0.5)
+    contents = [(tmp_path / name).read_bytes() for name in ("ok.png", "bad.png")]
+    talk = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "That."}]
+    table = {
+        "id": ["1", "2"],
+        "image": [{"bytes": content, "path": None} for content in contents],
+        "conversations": [talk] * 2,
+    }
+    (tmp_path / "shards").mkdir()
+    parquet.write_table(pyarrow.table(table), tmp_path / "shards" / "train-0.parquet")
+    source = LlavaSettings(str(tmp_path / "all.json"), str(tmp_path), str(tmp_path / "shards"), "not looked at")
+    profile = dataclasses.replace(profile, dataset=dataclasses.replace(profile.dataset, llava=source))
+    dataset.run(profile)
+    (record,) = Records(profile.folder / "dataset" / "stage2.jsonl")
+    assert record.id == "1" and record.image == "train-0-0.png"
+    root = image_root(profile, "stage2")
+    assert [file.name for file in root.iterdir()] == [record.image]
+    assert open_image(record.image, root, 10_000).getpixel((0, 0)) == (1, 2, 3)
+    assert image_root(profile, "stage1") == tmp_path
+    metrics = read_json(profile.folder / "dataset.json")
+    assert metrics["stage2"]["dropped_by_reason"] == {"image_undecodable": {"count": 1, "examples": ["2"]}}
+    dataset.run(profile)
+    assert read_json(profile.folder / "dataset.json") == metrics
 
 
 def test_too_many_rejects_stop_the_stage_and_leave_the_old_output(profile: Profile, tmp_path: Path) -> None:

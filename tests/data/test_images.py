@@ -1,12 +1,13 @@
 """Image decoding: every kind of file a data set may hold comes out as upright 8-bit RGB or is rejected by reason."""
 
+import itertools
 import struct
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 from normalign.data.images import ImageRejected, open_image
 
@@ -32,6 +33,11 @@ def reason(path: str, folder: Path, limit: int = LIMIT) -> str:
     return caught.value.reason
 
 
+def png(chunks: list[tuple[bytes, bytes]]) -> bytes:
+    parts = (struct.pack(">I", len(b)) + kind + b + struct.pack(">I", zlib.crc32(kind + b)) for kind, b in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
 def test_photograph_sized_jpeg_is_decoded(tmp_path: Path) -> None:
     name = save(Image.new("RGB", (4000, 3000), (10, 200, 30)), tmp_path, "photo.jpg")
     image = open_image(name, tmp_path, LIMIT)
@@ -52,6 +58,113 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path, value: int, expecte
 def test_cmyk_jpeg_keeps_its_colour(tmp_path: Path) -> None:
     red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
     assert np.allclose(pixel(save(red, tmp_path, "print.jpg"), tmp_path), (255, 0, 0), atol=6)
+
+
+def ink_profile(nodes: dict[tuple[int, ...], tuple[float, float, float]]) -> bytes:
+    """An ICC profile of a printer: the CIE L*a*b* colour of each combination of no ink (0) and full ink (1).
+
+    A header, and table A2B0 as lut16Type with two grid points per ink (ICC.1:2001-04, 6.1 and 6.5.8).
+    """
+    matrix = struct.pack(">9i", *(65536 if i % 4 == 0 else 0 for i in range(9)))
+    line = struct.pack(">2H", 0, 65535)
+    grid = b"".join(
+        struct.pack(">3H", *(round(v) for v in (level / 100 * 0xFF00, (a + 128) * 256, (b + 128) * 256)))
+        for level, a, b in (nodes[ink] for ink in sorted(nodes))  # the last ink varies fastest
+    )
+    table = b"mft2" + bytes(4) + bytes([4, 3, 2, 0]) + matrix + struct.pack(">2H", 2, 2) + line * 4 + grid + line * 3
+    white = b"XYZ " + bytes(4) + struct.pack(">3i", 63190, 65536, 54061)  # D50
+    text = b"text" + bytes(4) + b"none\0"
+    description = b"desc" + bytes(4) + struct.pack(">I", 5) + b"none\0" + bytes(78)
+    content, directory = b"", b""
+    first = 128 + 4 + 4 * 12
+    for tag, value in ((b"desc", description), (b"cprt", text), (b"wtpt", white), (b"A2B0", table)):
+        directory += tag + struct.pack(">2I", first + len(content), len(value))
+        content += value + bytes(-len(value) % 4)
+    header = struct.pack(">I", first + len(content)) + bytes(4) + struct.pack(">I", 0x02400000) + b"prtrCMYKLab "
+    header += struct.pack(">6H", 2025, 1, 1, 0, 0, 0) + b"acsp" + bytes(28)
+    header += struct.pack(">3i", 63190, 65536, 54061) + bytes(48)
+    return header + struct.pack(">I", 4) + directory + content
+
+
+def test_inks_look_as_their_profile_says(tmp_path: Path) -> None:
+    # A printer whose cyan is a middle grey: L* = 53.585 is sRGB 128; paper is white, any other ink is black.
+    nodes = dict.fromkeys(itertools.product((0, 1), repeat=4), (0.0, 0.0, 0.0))
+    nodes[0, 0, 0, 0], nodes[1, 0, 0, 0] = (100.0, 0.0, 0.0), (53.585, 0.0, 0.0)
+    profile = ink_profile(nodes)
+    for kind, options in (("tif", {}), ("jpg", {"quality": 100})):
+        for ink, expected in (((255, 0, 0, 0), 128), ((0, 0, 0, 0), 255), ((0, 255, 0, 0), 0)):
+            image = Image.new("CMYK", (16, 16), ink)
+            name = save(image, tmp_path, f"print.{kind}", icc_profile=profile, **options)
+            assert np.allclose(pixel(name, tmp_path), (expected,) * 3, atol=2), (kind, ink)
+    # Without a profile, and with one that cannot be read or is not one of inks, cyan is cyan.
+    cyan = Image.new("CMYK", (16, 16), (255, 0, 0, 0))
+    screen = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    for other in (None, b"no profile", profile[:200], screen):
+        name = save(cyan, tmp_path, "plain.tif", icc_profile=other)
+        assert pixel(name, tmp_path) == (0, 255, 255)
+
+
+def deep_png(levels: np.ndarray, transparent: tuple[int, ...] | None = None) -> bytes:
+    """A PNG of 16 bits a channel from ``levels`` (height, width, channels): grey, grey+alpha, RGB or RGBA."""
+    height, width, channels = levels.shape
+    kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    lines = b"".join(b"\0" + line.astype(">u2").tobytes() for line in levels)
+    key = [] if transparent is None else [(b"tRNS", struct.pack(f">{len(transparent)}H", *transparent))]
+    header = (b"IHDR", struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0))
+    return png([header, *key, (b"IDAT", zlib.compress(lines)), (b"IEND", b"")])
+
+
+@pytest.mark.parametrize("value", [0, 128, 257, 32896, 65000, 65535])
+def test_sixteen_bit_colours_keep_their_brightness_to_one_level(tmp_path: Path, value: int) -> None:
+    (tmp_path / "deep.png").write_bytes(deep_png(np.array([[[value, 65535, 0]]])))
+    red, green, blue = pixel("deep.png", tmp_path)
+    assert abs(red - value / 257) <= 1 and (green, blue) == (255, 0)
+
+
+def test_sixteen_bit_transparency_lies_over_white(tmp_path: Path) -> None:
+    half = 32896  # 128 of 255
+    (tmp_path / "rgba.png").write_bytes(deep_png(np.array([[[65535, 0, 0, half]]])))
+    assert pixel("rgba.png", tmp_path) == (255, 127, 127)
+    (tmp_path / "grey.png").write_bytes(deep_png(np.array([[[0, half]]])))
+    assert pixel("grey.png", tmp_path) == (127, 127, 127)
+    # One level or colour that counts as transparent, beside one that does not.
+    (tmp_path / "key.png").write_bytes(deep_png(np.array([[[1000], [0]]]), (1000,)))
+    assert pixel("key.png", tmp_path) == (255, 255, 255) and pixel("key.png", tmp_path, 1) == (0, 0, 0)
+    colours = np.array([[[65535, 0, 514], [65535, 0, 0]]])
+    (tmp_path / "keys.png").write_bytes(deep_png(colours, (65535, 0, 514)))
+    assert pixel("keys.png", tmp_path) == (255, 255, 255) and pixel("keys.png", tmp_path, 1) == (255, 0, 0)
+
+
+def test_sixteen_bit_tiff_may_count_from_white(tmp_path: Path) -> None:
+    image = Image.fromarray(np.full((4, 4), 65535 - 32896, dtype=np.uint16))
+    name = save(image, tmp_path, "negative.tif", tiffinfo={262: 0})
+    assert pixel(name, tmp_path) == (128, 128, 128)
+
+
+def test_sixteen_bit_images_are_turned_upright_too(tmp_path: Path) -> None:
+    levels = np.zeros((2, 4), dtype=np.uint16)
+    levels[:, :2] = 65535
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the left half becomes the top
+    for kind in ("png", "tif"):
+        name = save(Image.fromarray(levels), tmp_path, f"turned.{kind}", exif=exif)
+        assert open_image(name, tmp_path, LIMIT).size == (2, 4)
+        assert pixel(name, tmp_path, 0, 0) == (255, 255, 255) and pixel(name, tmp_path, 0, 3) == (0, 0, 0)
+
+
+def test_palette_without_transparency_gives_its_colours(tmp_path: Path) -> None:
+    palette = Image.new("P", (4, 4), 1)
+    palette.putpalette([0, 0, 0, 10, 20, 30])
+    for kind in ("png", "gif", "bmp"):
+        assert pixel(save(palette, tmp_path, f"palette.{kind}"), tmp_path) == (10, 20, 30)
+
+
+def test_grey_with_alpha_and_a_transparent_grey_lie_over_white(tmp_path: Path) -> None:
+    assert pixel(save(Image.new("LA", (4, 4), (0, 128)), tmp_path, "la.png"), tmp_path) == (127, 127, 127)
+    grey = Image.new("L", (2, 1), 5)
+    grey.putpixel((1, 0), 6)
+    name = save(grey, tmp_path, "key.png", transparency=5)
+    assert pixel(name, tmp_path) == (255, 255, 255) and pixel(name, tmp_path, 1) == (6, 6, 6)
 
 
 def test_transparency_lies_over_white(tmp_path: Path) -> None:
@@ -78,8 +191,15 @@ def test_exif_orientation_is_applied(tmp_path: Path) -> None:
 
 def test_animation_gives_its_first_frame(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (8, 8), color) for color in ((255, 0, 0), (0, 255, 0))]
-    name = save(frames[0], tmp_path, "moving.gif", save_all=True, append_images=frames[1:])
-    assert pixel(name, tmp_path) == (255, 0, 0)
+    for kind, options in {"gif": {}, "png": {}, "webp": {"lossless": True}, "tif": {}}.items():
+        name = save(frames[0], tmp_path, f"moving.{kind}", save_all=True, append_images=frames[1:], **options)
+        assert pixel(name, tmp_path) == (255, 0, 0), kind
+
+
+def test_picture_of_several_views_gives_the_first(tmp_path: Path) -> None:
+    views = [Image.new("RGB", (16, 16), color) for color in ((255, 0, 0), (0, 255, 0))]  # as telephones save them
+    name = save(views[0], tmp_path, "views.jpg", format="MPO", save_all=True, append_images=views[1:])
+    assert np.allclose(pixel(name, tmp_path), (255, 0, 0), atol=6)
 
 
 def test_content_decides_and_not_the_extension(tmp_path: Path) -> None:
@@ -121,11 +241,8 @@ def test_nothing_outside_the_root_is_opened(tmp_path: Path) -> None:
 
 
 def png_header(width: int, height: int) -> bytes:
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return png([(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")])
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

@@ -2,6 +2,7 @@
 
 import json
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from normalign.data import llava
 from normalign.data.images import ImageReason
 from normalign.data.llava import (
     PLACEHOLDER,
     ConversationReason,
     Record,
+    Records,
     Reject,
     Turn,
     check_row,
-    load_records,
     read_llava,
 )
-from normalign.data.manifest import collect, require_kept
+from normalign.data.manifest import Manifest, Tally, require_kept
 from normalign.files import write_jsonl
 
 LIMIT = 10_000
+
+
+def collect(rows: Iterable[Record | Reject], root: Path) -> tuple[list[Record], Manifest]:
+    """What passes a tally, and what it says in the end."""
+    tally = Tally(root)
+    return list(tally.kept(rows)), tally.manifest()
 
 
 def talk(*values: str) -> list[dict[str, str]]:
@@ -104,6 +112,14 @@ def test_array_and_lines_give_the_same_records_in_order(root: Path) -> None:
     assert array[1] == Record("2", None, (Turn("q", "a"),))
 
 
+def test_order_is_kept_over_more_records_than_are_under_way_at_once(root: Path) -> None:
+    rows = [row(str(i), "ok.png" if i % 3 else None, ASK if i % 3 else "q", "a") for i in range(300)]
+    (root / "array.json").write_text(json.dumps(rows))
+    read = list(read_llava(root / "array.json", root, LIMIT))
+    assert [record.id for record in read] == [str(i) for i in range(300)]
+    assert all(isinstance(record, Record) for record in read)
+
+
 def test_broken_line_costs_itself_alone_and_is_named_by_its_place(root: Path) -> None:
     (root / "lines.jsonl").write_text('{"id": \n' + json.dumps(row("1", None, "q", "a")))
     first, second = read_llava(root / "lines.jsonl", root, LIMIT)
@@ -151,7 +167,31 @@ def test_no_conversation_yields_an_invalid_record(
 def test_records_survive_writing_and_loading(root: Path) -> None:
     records = [Record("ä", "ok.png", (Turn("q\n", "a"),)), Record("2", None, (Turn("x", "y"), Turn("z", "w")))]
     write_jsonl(root / "stage1.jsonl", (record.to_json() for record in records))
-    assert load_records(root / "stage1.jsonl") == records
+    loaded = Records(root / "stage1.jsonl")
+    assert list(loaded) == records and len(loaded) == 2
+    assert loaded[-1] == records[1] and loaded[::-1] == records[::-1]
+    with pytest.raises(IndexError):
+        loaded[2]
+
+
+@given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), max_size=20))
+def test_any_record_is_read_alone_in_any_order(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    records = [Record(str(i), None, (Turn(text, text),)) for i, text in enumerate(texts)]
+    write_jsonl(path, (record.to_json() for record in records))
+    loaded = Records(path)
+    assert len(loaded) == len(records)
+    assert [loaded[i] for i in reversed(range(len(records)))] == records[::-1]
+
+
+def test_index_is_right_where_a_line_crosses_a_chunk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llava, "_INDEX_CHUNK", 7)
+    records = [Record(str(i), None, (Turn("q" * i, "a"),)) for i in range(20)]
+    write_jsonl(root / "stage1.jsonl", (record.to_json() for record in records))
+    assert list(Records(root / "stage1.jsonl")) == records
+    text = (root / "stage1.jsonl").read_text()
+    (root / "stage1.jsonl").write_text(text.rstrip("\n"))
+    assert list(Records(root / "stage1.jsonl")) == records  # also without a last line break
 
 
 def test_manifest_counts_each_reason_and_keeps_ten_examples(root: Path) -> None:

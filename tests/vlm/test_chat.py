@@ -102,7 +102,7 @@ def test_fault_3_truncation_leaves_out_whole_turns_and_never_cuts_the_image(
         cut = chat.encode("s", TURNS, "a.png", per_turn=per_turn, max_tokens=max_tokens)
     except SampleDroppedError as error:
         first = chat.encode("s", TURNS[:1], "a.png", per_turn=per_turn, max_tokens=4096)
-        assert len(first.ids) + 1 > max_tokens and error.reason == "no_supervised_token"
+        assert len(first.ids) + 1 > max_tokens and error.reason == "longer_than_context"
         return
     assert len(cut.ids) <= max_tokens and cut.ids == whole.ids[: len(cut.ids)]
     assert cut.ids.count(chat.image_token_id) == TOKENS
@@ -113,6 +113,16 @@ def test_fault_3_truncation_leaves_out_whole_turns_and_never_cuts_the_image(
 def test_a_sample_without_room_for_an_answer_is_dropped_by_name(chat: ChatFormat) -> None:
     with pytest.raises(SampleDroppedError, match="sample s7: no answer fits into max_tokens = 20"):
         chat.encode("s7", TURNS, "a.png", per_turn=False, max_tokens=20)
+
+
+@pytest.mark.parametrize("per_turn", [False, True])
+def test_a_sample_whose_answers_render_to_nothing_is_dropped_for_another_reason(tiny: Tiny, per_turn: bool) -> None:
+    tokenizer: Any = tiny.processor().tokenizer
+    tokenizer.chat_template = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
+    chat = ChatFormat(tokenizer, TOKENS, IMAGE_TOKEN, None)
+    with pytest.raises(SampleDroppedError, match="sample s8") as caught:
+        chat.encode("s8", TURNS, None, per_turn=per_turn, max_tokens=4096)
+    assert caught.value.reason == "no_supervised_token"
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tiny: Tiny) -> None:

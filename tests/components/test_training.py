@@ -1,0 +1,79 @@
+"""Records that cannot be encoded: counted by reason with their ids, and above the limit the stage stops."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from components.training import DroppedSamples, samples_of
+from normalign.data.llava import Record, Turn
+from normalign.data.manifest import Dropped
+from normalign.files import write_jsonl
+from normalign.settings import Profile, load_profile
+from normalign.vlm.chat import SampleDroppedError
+
+from ..conftest import Tiny
+
+PARAMS = Path(__file__).parents[2] / "params.yaml"
+
+
+@pytest.fixture
+def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
+    """Profile ci on ten records, of which 3 and 7 are longer than its context of 64 tokens."""
+    monkeypatch.chdir(tmp_path)
+    profile = load_profile("ci", PARAMS)
+    words = {3: "word " * 100, 7: "word " * 200}
+    records = [Record(f"r{i}", None, (Turn("What?", words.get(i, "That.")),)) for i in range(10)]
+    write_jsonl(profile.folder / "dataset" / "stage1.jsonl", (record.to_json() for record in records))
+    return dataclasses.replace(
+        profile,
+        model=dataclasses.replace(profile.model, max_tokens=64),
+        stage1=dataclasses.replace(profile.stage1, epochs=1),
+    )
+
+
+def allowing(profile: Profile, share: float) -> Profile:
+    return dataclasses.replace(profile, dataset=dataclasses.replace(profile.dataset, max_dropped_share=share))
+
+
+def encode_all(profile: Profile, tiny: Tiny, dropped: DroppedSamples) -> list[str]:
+    """Ids of the records that can be encoded; as in the training loop, others are passed over."""
+    samples = samples_of(profile, "stage1", tiny.processor(), 4, None, dropped)
+    found = []
+    for index in range(samples.count):
+        try:
+            found.append(samples.encode(index).id)
+        except SampleDroppedError:
+            continue
+    return found
+
+
+def test_records_that_do_not_fit_are_noted_by_reason_and_a_resumed_run_knows_them(
+    profile: Profile, tiny: Tiny, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    dropped = DroppedSamples(work, 0)
+    assert encode_all(allowing(profile, 0.2), tiny, dropped) == [f"r{i}" for i in range(10) if i not in (3, 7)]
+    expected = {"longer_than_context": Dropped(2, ["r3", "r7"])}
+    assert dropped.by_reason() == expected
+    with (work / "dropped-0.jsonl").open("a") as handle:
+        handle.write('\n[8, "r')  # killed while it wrote
+    resumed = DroppedSamples(work, 0)
+    encode_all(allowing(profile, 0.2), tiny, resumed)
+    assert resumed.by_reason() == expected
+    DroppedSamples(work, 1).note(5, "r5", "no_supervised_token")  # another process of the same run
+    assert resumed.by_reason() == {**expected, "no_supervised_token": Dropped(1, ["r5"])}
+
+
+def test_more_than_the_limit_stops_as_soon_as_it_is_certain(profile: Profile, tiny: Tiny, tmp_path: Path) -> None:
+    message = r"stage1: 2 of 10 samples .*max_dropped_share allows 19\.0%.* 2 longer_than_context \(e\.g\. r3, r7\)"
+    with pytest.raises(ValueError, match=message):
+        encode_all(allowing(profile, 0.19), tiny, DroppedSamples(tmp_path / "work", 0))
+    with pytest.raises(ValueError, match="1 of 10 samples"):
+        encode_all(allowing(profile, 0.0), tiny, DroppedSamples(tmp_path / "other", 0))
+
+
+def test_nothing_is_written_where_nothing_is_dropped(tmp_path: Path) -> None:
+    dropped = DroppedSamples(tmp_path / "work", 0)
+    dropped.require_share("stage1", 0, 100, 0.0)
+    assert dropped.by_reason() == {} and not (tmp_path / "work").exists()
