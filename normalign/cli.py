@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
@@ -9,6 +10,8 @@ app = typer.Typer(name="normalign", no_args_is_help=True, add_completion=False, 
 profile_app = typer.Typer(no_args_is_help=True, help="Which profile of params.yaml the pipeline runs.")
 app.add_typer(profile_app, name="profile")
 _PROFILE = typer.Option(None, help="Profile to show; default: the one in params.yaml.")
+_VISION_CONFIG = typer.Option(None, help="config.json of the vision tower.")
+_LANGUAGE_CONFIG = typer.Option(None, help="config.json of the language model.")
 
 
 @contextmanager
@@ -47,3 +50,36 @@ def compare(profile: str | None = _PROFILE) -> None:
 
     with _told():
         compare(profile)
+
+
+@app.command()
+def plan(
+    profile: str | None = typer.Argument(None, help="A profile of params.yaml; default: the one it picks."),
+    mfu: float = typer.Option(0.4, help="Share of the peak that is reached."),
+    peak_tflops: float | None = typer.Option(
+        None, help="Peak of one device; default: an H100's in bf16, or 0.1 a core."
+    ),
+    devices: int | None = typer.Option(None, help="Default: the profile's compute.min_devices."),
+    samples: tuple[int, int] | None = typer.Option(None, help="Samples of stage 1 and of stage 2."),
+    text_tokens: tuple[int, int] | None = typer.Option(None, help="Text tokens of a sample, per stage."),
+    supervised_tokens: tuple[int, int] | None = typer.Option(None, help="How many of these are supervised, per stage."),
+    vision_config: Path | None = _VISION_CONFIG,
+    language_config: Path | None = _LANGUAGE_CONFIG,
+    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of tables."),
+) -> None:
+    """Estimate a profile's time and memory from its models' dimensions, before anything is run."""
+    from normalign.commands.plan import plan
+    from normalign.plan.estimate import Question
+
+    with _told():
+        question = Question(
+            mfu,
+            peak_tflops,
+            devices,
+            samples,
+            text_tokens,
+            supervised_tokens,
+            vision_config,
+            language_config,
+        )
+        plan(profile, question, as_json=as_json)

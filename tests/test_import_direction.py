@@ -17,7 +17,8 @@ LAYERS = (
     ("normalign.training",),
     ("normalign.settings",),
     tuple(
-        f"normalign.{name}" for name in ("metrics", "headline", "diagnosis", "data", "weights", "report", "registry")
+        f"normalign.{name}"
+        for name in ("metrics", "headline", "diagnosis", "data", "weights", "report", "registry", "plan")
     ),
     ("normalign.commands", "normalign.cli"),
     ("components",),

@@ -1,0 +1,1 @@
+"""Time and memory of a profile before it is run: from model configurations alone, without torch."""
