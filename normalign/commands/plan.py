@@ -97,8 +97,8 @@ def notes(made: Estimate, variants: int) -> list[str]:
             if made.cache.kept
             else "so none is kept and the vision tower runs in stage 1"
         ),
-        "tokens of text are round figures; give yours with --text-tokens and --supervised-tokens. Every sample is "
-        "taken to have an image, and the aligner to be a LayerNorm",
+        "tokens of text are assumed, not counted; give yours with --text-tokens and --supervised-tokens. Every sample "
+        "is taken to have an image, and the aligner to be a LayerNorm",
     ]
     if made.baseline is not None:
         lines.append(
