@@ -182,7 +182,11 @@ def run_stage(
     )
     lost, trained = (sum(row[column] for row in rows) for column in ("dropped", "samples"))
     dropped.require_share(stage, lost, lost + trained, profile.dataset.max_dropped_share)
-    state = {name: whole(value) for name, value in model.state_dict().items()}
+    state = {}
+    for name, value in model.state_dict().items():
+        full = whole(value)  # every process takes part, the main one keeps it
+        if accelerator.is_main_process:
+            state[name] = full.cpu()
     if accelerator.is_main_process:
         write_log(profile.results(variant) / f"{stage}.csv", rows)
         seconds = time.perf_counter() - start

@@ -30,11 +30,17 @@ def save(
     Raises:
         OSError: the disk is full or not writable; the previous checkpoint is untouched.
     """
+
+    def gather(value: Tensor) -> Tensor:
+        """One tensor at a time is whole on an accelerator, and only the main process keeps it."""
+        full = whole(value)
+        return full.cpu() if main else full.new_empty(0)
+
     state = {
         "step": step,
         "rows": rows,
-        "modules": [{name: whole(value) for name, value in module.state_dict().items()} for module in modules],
-        "optimizer": _map_state(optimizer, optimizer.state_dict(), lambda value, _parameter: whole(value)),
+        "modules": [{name: gather(value) for name, value in module.state_dict().items()} for module in modules],
+        "optimizer": _map_state(optimizer, optimizer.state_dict(), lambda value, _parameter: gather(value)),
     }
     if main:
         _write(folder, state)
@@ -69,7 +75,7 @@ def restore(
     """
     if not (folder / FILE).exists():
         return 0, []
-    state = torch.load(folder / FILE, weights_only=True, map_location="cpu")
+    state = torch.load(folder / FILE, weights_only=True, map_location="cpu", mmap=True)
     for module, saved in zip(modules, state["modules"], strict=True):
         current = module.state_dict()
         module.load_state_dict({name: like(value, current[name]) for name, value in saved.items()})

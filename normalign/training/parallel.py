@@ -83,7 +83,7 @@ def total_norm(tensors: list[Tensor]) -> float:
 
 
 def like(tensor: Tensor, model: Tensor) -> Tensor:
-    """``tensor``, which is whole, in the shape that ``model`` has in this process."""
+    """A copy of ``tensor``, which is whole, in the shape that ``model`` has in this process."""
     if isinstance(model, DTensor):
         return distribute_tensor(tensor.to(model.device), model.device_mesh, model.placements)
-    return tensor
+    return tensor.clone()

@@ -75,14 +75,14 @@ def final_norm(tower: nn.Module) -> nn.Module:
 
 
 def grid_of(config: NormalignConfig, image_size: int) -> int:
-    """Visual tokens along one side of a square image.
+    """Visual tokens along one side of a square image; what is left over at its edge is not seen (384 = 27 · 14 + 6).
 
     Raises:
-        ValueError: the image's side is not a multiple of the patch size.
+        ValueError: the image is smaller than a patch.
     """
     patch = config.vision_config.patch_size
-    if image_size % patch:
-        raise ValueError(f"model.image_size is {image_size}, which is not a multiple of the patch size {patch}")
+    if image_size < patch:
+        raise ValueError(f"model.image_size is {image_size}, smaller than the vision tower's patches of {patch} pixels")
     return image_size // patch
 
 

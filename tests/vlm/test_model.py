@@ -59,9 +59,21 @@ def test_a_feature_layer_that_the_tower_lacks_is_refused(tiny: Tiny, layer: int)
         tiny.model(feature_layer=layer).model.encode(pixels())
 
 
-def test_an_image_side_that_is_no_multiple_of_the_patch_is_refused(tiny: Tiny) -> None:
-    with pytest.raises(ValueError, match=r"model.image_size is 30.*patch size 14"):
-        tiny.model(image_size=30)
+@pytest.mark.parametrize("tower", TOWERS)
+@pytest.mark.parametrize("image_size", [28, 34, 45])
+def test_what_is_left_over_at_the_edge_of_an_image_makes_no_token(tiny: Tiny, tower: str, image_size: int) -> None:
+    """SigLIP's 384 pixels are 27 patches of 14 and 6 pixels more."""
+    model = tiny.model(tower=tower, image_size=image_size)
+    grid = image_size // 14
+    assert model.config.image_seq_length == grid**2
+    with torch.no_grad():
+        assert model.model.encode(torch.rand(1, 3, image_size, image_size)).shape[1] == grid**2
+    assert model.model.unused_vision_parameters() == tiny.model(tower=tower).model.unused_vision_parameters()
+
+
+def test_an_image_smaller_than_a_patch_is_refused(tiny: Tiny) -> None:
+    with pytest.raises(ValueError, match="image_size is 13, smaller than the vision tower's patches of 14 pixels"):
+        tiny.model(image_size=13)
 
 
 def test_embed_puts_visual_tokens_in_order_where_the_placeholders_are(tiny: Tiny) -> None:
