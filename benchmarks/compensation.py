@@ -37,7 +37,7 @@ def gradients(profile_name: str, changes: dict[str, Any], seed: int, steps: int)
     from accelerate import Accelerator
 
     from components.common import initial_model, use_threads
-    from components.training import samples_of
+    from components.training import DroppedSamples, samples_of
     from normalign.settings import VariantSettings, load_profile
     from normalign.training.loop import Samples, train
 
@@ -51,9 +51,10 @@ def gradients(profile_name: str, changes: dict[str, Any], seed: int, steps: int)
     )
     use_threads(profile)
     model, processor = initial_model(profile, "tried")
-    samples = samples_of(profile, "stage2", processor, model.config.image_seq_length, None)
-    count = min(samples.count, steps * options.global_batch)
     with tempfile.TemporaryDirectory() as work:
+        dropped = DroppedSamples(Path(work), 0)
+        samples = samples_of(profile, "stage2", processor, model.config.image_seq_length, None, dropped)
+        count = min(samples.count, steps * options.global_batch)
         return train(
             model,
             Samples(count, samples.encode, samples.visual),
