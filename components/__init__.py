@@ -67,7 +67,6 @@ def stage_main(run: Callable[..., str]) -> None:
     """
     from normalign.settings import load_profile
 
-    die_with_parent()
     arguments: list[Any] = sys.argv[1:]
     if not arguments:
         sys.exit(f"usage: python -m {run.__module__} PROFILE [VARIANT]")
@@ -79,3 +78,7 @@ def stage_main(run: Callable[..., str]) -> None:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+if sys.argv[0] == "-m":  # a stage is being started, and has yet to import what takes seconds
+    die_with_parent()

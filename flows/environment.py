@@ -17,7 +17,7 @@ def prepare(root: Path) -> None:
     os.environ.update(
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         PYTHONUNBUFFERED="1",  # a stage's lines are shown as they are written
-        SHELL="/bin/sh",  # DVC starts stages through it, and it replaces itself by the stage
+        SHELL="/bin/sh",  # DVC starts stages through it
         DVC_SITE_CACHE_DIR=str(state / "dvc"),
         DVC_NO_ANALYTICS="1",
         MLFLOW_DISABLE_TELEMETRY="true",
