@@ -3,6 +3,7 @@
 DVC stays the cache and the judge of what has changed; Prefect shows and records. No server is needed.
 """
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -108,7 +109,10 @@ def run_in_prefect(dag: Dag, workers: int) -> Results:
 
     try:
         whole = Dag(dag.stages, frozenset(dag.stages), dag.pullable)
-        return run_dag(whole, workers, start)
+        results = run_dag(whole, workers, start)
+        # A task of its own shows every stage; to the reader of the results it still makes a difference which ones ran.
+        done = [name for name in results.done if name in dag.to_run]
+        return dataclasses.replace(results, done=done, unchanged=[n for n in results.done if n not in dag.to_run])
     except BaseException:
         processes.stop()
         raise

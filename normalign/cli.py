@@ -83,3 +83,7 @@ def plan(
             language_config,
         )
         plan(profile, question, as_json=as_json)
+
+
+if __name__ == "__main__":
+    app()

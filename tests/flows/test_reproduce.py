@@ -28,6 +28,10 @@ def test_the_flow_runs_each_stage_as_a_task_with_logs_and_metric_tables(pipeline
     assert "Running stage 'left':" in logs and "error: right is bad" in logs
     assert "loss.last" in tables["left-end"] and "0.5" in tables["left-end"]
 
+    (pipeline.root / "right.bad").unlink()
+    status, output = pipeline.run(module="flows.reproduce")
+    assert status == 0 and '{"unchanged": 3, "done": 4, "failed": 0, "skipped": 0}' in output, output
+
 
 def test_nested_metrics_become_rows_named_by_their_path() -> None:
     metrics = {"passed": True, "points": {"init": {"ratio": 1.5}}, "curve": [1, 2], "T": None}
