@@ -1,8 +1,9 @@
-"""What can be known to fail before anything is run: missing accelerators and sources that cannot be fetched."""
+"""What can be known to fail before anything is run: missing accelerators, data, and sources that cannot be fetched."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from normalign.settings import Profile, SettingsError, SourceSettings
 
@@ -19,7 +20,7 @@ def check(profile: Profile) -> None:
     Raises:
         SettingsError: says what is missing and what to do about it, all of it at once.
     """
-    problems = _hardware_problems(profile)
+    problems = _hardware_problems(profile) + _data_problems(profile)
     if not (profile.folder / "weights").exists():
         for part in ("vision", "language"):
             problems += _source_problems(f"weights.{part}", getattr(profile.weights, part))
@@ -42,6 +43,29 @@ def _hardware_problems(profile: Profile) -> list[str]:
     if found >= compute.min_devices:
         return []
     return [f"compute: it needs {compute.min_devices} {compute.device} device(s), this machine has {found}"]
+
+
+def _data_problems(profile: Profile) -> list[str]:
+    llava = profile.dataset.llava
+    if llava is None:
+        return []
+    from normalign.data.rows import embeds_images
+    from normalign.data.synthetic import BENCHMARKS
+
+    wanted = {}
+    for stage in ("stage1", "stage2"):
+        source = Path(getattr(llava, f"{stage}_json"))
+        wanted[f"{stage}_json"] = source
+        if not (source.exists() and embeds_images(source)):
+            wanted[f"{stage}_images"] = Path(getattr(llava, f"{stage}_images"))
+    problems = [f"dataset.llava.{key}: {path} is not there" for key, path in wanted.items() if not path.exists()]
+    generated = [task for task in profile.evaluate.visual_tasks + profile.evaluate.text_tasks if task in BENCHMARKS]
+    if generated:
+        problems.append(
+            f"evaluate: benchmarks {', '.join(generated)} exist in generated data only, and dataset.synthetic is null; "
+            "name tasks of lmms-eval in evaluate.visual_tasks and evaluate.text_tasks"
+        )
+    return problems
 
 
 def _source_problems(key: str, settings: SourceSettings) -> list[str]:

@@ -18,5 +18,5 @@ def report(profile: str | None = None) -> None:
     if not tables.is_file():
         raise FileNotFoundError(f"{tables} does not exist; run `make repro` first")
     Console().print(Markdown(tables.read_text(encoding="utf-8")))
-    place = page.resolve().as_uri() if page.is_file() else f"not here ({page}: `dvc pull` or `make repro` brings it)"
+    place = page.resolve().as_uri() if page.is_file() else f"not here ({page}: `make repro` brings it)"
     typer.echo(f"Page: {place}")

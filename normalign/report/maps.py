@@ -51,7 +51,7 @@ def _panel(variant: str, entry: dict[str, Any] | None) -> MapPanel:
         return MapPanel(variant, None, "", "")
     rows, columns = entry["grid"]
     peak = max(max(row) for row in entry["map"])
-    caption = f"layer {entry['layer']}; strongest of {rows * columns} tokens: {100 * peak:.1f} %"
+    caption = f"layer {entry['layer'] + 1}; strongest of {rows * columns} tokens: {100 * peak:.1f} %"
     return MapPanel(variant, _uri(overlay_png(entry["map"])), caption, str(entry["prediction"]))
 
 

@@ -43,7 +43,7 @@ SHARES_CAPTION = (
 STEPS_CAPTION = "L2 norm of a step over that of the weights, log scale, measured every tenth step."
 GAIN_CAPTION = "Only variants with a LayerNorm aligner have a gain."
 MAPS_CAPTION = (
-    "Attention of the text to the visual tokens in one layer, drawn over the image. Dark to bright: little "
-    "to much; every "
-    "map is scaled to its own maximum, so compare shapes, not brightness."
+    "Attention of the position that answers to the visual tokens, drawn over the image, in the layer (counted from 1) "
+    "where it looks at the image most. Dark to bright: little to much; every map is scaled to its own maximum, so "
+    "compare shapes, not brightness."
 )

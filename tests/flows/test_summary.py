@@ -1,5 +1,6 @@
 """The closing table and the checks before a run."""
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from flows import preflight
 from flows.summary import closing_row, closing_table
 from normalign.files import write_json
-from normalign.settings import Profile, SettingsError, load_profile
+from normalign.settings import LlavaSettings, Profile, SettingsError, load_profile
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +51,19 @@ def test_a_variant_without_metrics_is_a_row_of_dashes(profile: Profile) -> None:
     assert closing_row(profile, "baseline") == ("baseline", *"––––––")
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"passed": false}', '{"passed": false, "verdicts": [1]}'])
+def test_a_broken_verdict_is_shown_as_unreadable_beside_the_metrics(profile: Profile, content: str) -> None:
+    write_metrics(profile, "norm", passed=True)
+    (profile.results("norm") / "check.json").write_text(content)
+    assert closing_row(profile, "norm")[3:] == ("61.2 ± 1.5", "40.1", "80.0", "unreadable")
+
+
+def test_broken_metrics_do_not_cost_the_table(profile: Profile) -> None:
+    write_metrics(profile, "norm", passed=False)
+    (profile.results("norm") / "summary.json").write_text("{")
+    assert closing_row(profile, "norm") == ("norm", "unreadable", *"––––", "stopped: norm_ratio")
+
+
 def test_the_closing_table_fits_a_terminal_of_80_columns(profile: Profile) -> None:
     write_metrics(profile, "norm", passed=True)
     console = Console(width=80, record=True, file=io.StringIO())
@@ -75,6 +89,20 @@ def test_a_paper_profile_is_refused_at_once_naming_devices_and_sources(
     assert "needs 8 cuda device(s), this machine has 0" in message
     assert "hub:google/siglip-so400m-patch14-384" in message and "HF_HUB_OFFLINE" in message
     assert "hub:meta-llama/Llama-3.2-3B-Instruct" in message
+    assert "dataset.llava.stage1_json: data/sources/LLaVA-Pretrain/blip_laion_cc_sbu_558k.json is not there" in message
+
+
+def test_own_data_with_the_generated_benchmarks_is_refused_before_anything_runs(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.json").write_text("[]")
+    own = LlavaSettings("own.json", ".", "own.json", ".")
+    dataset = dataclasses.replace(profile.dataset, synthetic=None, llava=own)
+    with pytest.raises(SettingsError, match=r"benchmarks presence, choice, reading, text exist in generated data only"):
+        preflight.check(dataclasses.replace(profile, dataset=dataset))
+    hub = dataclasses.replace(profile.evaluate, visual_tasks=("pope",), text_tasks=("hellaswag",))
+    preflight.check(dataclasses.replace(profile, dataset=dataset, evaluate=hub))
 
 
 def test_a_hub_that_cannot_be_reached_is_named_with_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
