@@ -33,7 +33,7 @@ def swing(norms: list[float]) -> float:
 
 
 def gradients(profile_name: str, changes: dict[str, Any], seed: int, steps: int) -> list[dict[str, Any]]:
-    """Log rows of a training run of ``steps`` steps."""
+    """Log rows of a training run of ``steps`` steps, or as many as whole epochs take."""
     from accelerate import Accelerator
 
     from components.common import initial_model, use_threads
@@ -54,7 +54,9 @@ def gradients(profile_name: str, changes: dict[str, Any], seed: int, steps: int)
     with tempfile.TemporaryDirectory() as work:
         dropped = DroppedSamples(Path(work), 0)
         samples = samples_of(profile, "stage2", processor, model.config.image_seq_length, None, dropped)
-        count = min(samples.count, steps * options.global_batch)
+        wanted = steps * options.global_batch
+        count = min(samples.count, wanted)
+        options = dataclasses.replace(options, epochs=-(-wanted // count))
         return train(
             model,
             Samples(count, samples.encode, samples.visual),
