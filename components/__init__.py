@@ -65,6 +65,8 @@ def stage_main(run: Callable[..., str]) -> None:
 
     Prints the summary line that ``run`` returns. An error that a person can mend is printed without a traceback.
     """
+    from safetensors import SafetensorError
+
     from normalign.settings import load_profile
 
     arguments: list[Any] = sys.argv[1:]
@@ -72,10 +74,12 @@ def stage_main(run: Callable[..., str]) -> None:
         sys.exit(f"usage: python -m {run.__module__} PROFILE [VARIANT]")
     try:
         print(run(load_profile(arguments[0]), *arguments[1:]), flush=True)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         if os.environ.get("NORMALIGN_TRACEBACK"):
             raise
-        sys.exit(f"error: {error}")
+        full = isinstance(error, SafetensorError)  # of a write that normalign.files does not guard, or of a read
+        advice = "; free disk space if it is full, else run the stage again that wrote the file" if full else ""
+        sys.exit(f"error: {error}{advice}")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -1,7 +1,7 @@
 """Stage ``dataset``: generates or reads training data and benchmarks, keeps the records that pass."""
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,16 @@ from normalign.files import atomic_directory, write_json, write_jsonl
 from normalign.settings import DatasetSettings, Profile
 
 
+@dataclass(frozen=True)
+class _Source:
+    """One stage's LLaVA data and image root, what the user knows them by, and what to do if they will not do."""
+
+    rows: Path
+    images: Path
+    name: str
+    remedy: str
+
+
 def run(profile: Profile) -> str:
     """Write ``data/<profile>/dataset/`` and ``dataset.json``; the summary tells what was dropped and why."""
     folder = profile.folder / "dataset"
@@ -21,8 +31,8 @@ def run(profile: Profile) -> str:
         if profile.dataset.synthetic is not None:
             write_dataset(profile.dataset.synthetic, temporary)
         manifests = {
-            stage: _prepare(stage, source, images, profile.dataset, temporary)
-            for stage, (source, images) in _sources(profile.dataset, temporary).items()
+            stage: _prepare(stage, source, profile.dataset, temporary)
+            for stage, source in _sources(profile.dataset, temporary).items()
         }
         metrics = _metrics(manifests, temporary)
     write_json(profile.folder / "dataset.json", metrics)
@@ -31,26 +41,45 @@ def run(profile: Profile) -> str:
     return f"dataset {profile.name}: {'; '.join(parts)}; benchmark items: {items}"
 
 
-def _sources(settings: DatasetSettings, generated: Path) -> dict[str, tuple[Path, Path]]:
-    """Per stage the LLaVA data and the image root."""
+def _sources(settings: DatasetSettings, generated: Path) -> dict[str, _Source]:
     if settings.llava is None:
-        return {stage: (generated / f"{stage}.json", generated) for stage in ("stage1", "stage2")}
+        return {stage: _generated(stage, settings, generated) for stage in ("stage1", "stage2")}
     llava = settings.llava
     return {
-        "stage1": (Path(llava.stage1_json), Path(llava.stage1_images)),
-        "stage2": (Path(llava.stage2_json), Path(llava.stage2_images)),
+        "stage1": _published("stage1", llava.stage1_json, llava.stage1_images),
+        "stage2": _published("stage2", llava.stage2_json, llava.stage2_images),
     }
 
 
-def _prepare(stage: str, source: Path, images: Path, settings: DatasetSettings, folder: Path) -> Manifest:
-    if embeds_images(source):
+def _generated(stage: str, settings: DatasetSettings, folder: Path) -> _Source:
+    images = getattr(settings.synthetic, f"{stage}_images")
+    remedy = (
+        f"change dataset.synthetic.{stage}_images ({images}), dataset.synthetic.image_size or "
+        f"dataset.max_pixels ({settings.max_pixels})"
+    )
+    return _Source(folder / f"{stage}.json", folder, f"the generated {stage} data", remedy)
+
+
+def _published(stage: str, rows: str, images: str) -> _Source:
+    setting = f"dataset.llava.{stage}_json"
+    return _Source(Path(rows), Path(images), f"{rows} ({setting})", f"name other data in {setting} or mend these")
+
+
+def _prepare(stage: str, source: _Source, settings: DatasetSettings, folder: Path) -> Manifest:
+    if not source.rows.exists():
+        raise FileNotFoundError(f"{source.name} does not exist; put the data there or correct the setting")
+    images = source.images
+    if embeds_images(source.rows):
         images = embedded_images(folder, stage)
         images.mkdir(parents=True)
+    elif not images.is_dir():
+        setting = f"dataset.llava.{stage}_images"
+        raise FileNotFoundError(f"{images} ({setting}) is not a folder; put the images there or correct the setting")
     tally = Tally(images)
-    records = tally.kept(read_llava(source, images, settings.max_pixels))
+    records = tally.kept(read_llava(source.rows, images, settings.max_pixels))
     write_jsonl(folder / f"{stage}.jsonl", (record.to_json() for record in records))
     manifest = tally.manifest()
-    require_kept(manifest, settings.max_dropped_share, source)
+    require_kept(manifest, settings.max_dropped_share, source.name, source.remedy)
     return manifest
 
 

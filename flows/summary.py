@@ -10,11 +10,12 @@ from normalign.settings import Profile
 
 COLUMNS = ("variant", "ratio", "first-8 gap", "visual", "shuffled", "text", "gate")
 NOT_KNOWN = "–"
+UNREADABLE = "unreadable"
 
 
 def closing_table(profile: Profile, variants: list[str]) -> Table:
     """Variants by: visual norm / T and first-8 sync gap after training, accuracies in percent (± one standard
-    error), and what the gate said. What has not been computed is a dash.
+    error), and what the gate said. What has not been computed is a dash; a broken file does not cost the table.
     """
     table = Table(title=f"{profile.name}: after training", title_justify="left")
     for column in COLUMNS:
@@ -26,15 +27,21 @@ def closing_table(profile: Profile, variants: list[str]) -> Table:
 
 def closing_row(profile: Profile, variant: str) -> tuple[str, ...]:
     """The cells of ``COLUMNS`` for one variant."""
-    summary = _read(profile.results(variant) / "summary.json")
+    try:
+        summary = _read(profile.results(variant) / "summary.json")
+        numbers = _numbers(summary)
+    except (ValueError, TypeError):
+        numbers = (UNREADABLE, *[NOT_KNOWN] * 4)
+    return (variant, *numbers, _gate(profile, variant))
+
+
+def _numbers(summary: dict[str, Any]) -> tuple[str, ...]:
     return (
-        variant,
         _number(summary.get("ratio/stage2")),
         _number(summary.get("sync_gap_first8/stage2")),
         _percent(summary.get("visual/accuracy"), summary.get("visual/stderr")),
         _percent(summary.get("visual/shuffled_accuracy")),
         _percent(summary.get("text/accuracy")),
-        _gate(profile, variant),
     )
 
 
@@ -53,10 +60,15 @@ def _percent(share: float | None, error: float | None = None) -> str:
 
 
 def _gate(profile: Profile, variant: str) -> str:
-    check = _read(profile.results(variant) / "check.json")
-    if not check:
+    path = profile.results(variant) / "check.json"
+    if not path.exists():
         return NOT_KNOWN
-    if check["passed"]:
+    try:
+        check = _read(path)
+        passed = check["passed"]
+        broken = [str(verdict["expectation"]) for verdict in check["verdicts"] if not verdict["passed"]]
+    except (ValueError, TypeError, KeyError):  # not JSON, or cut or edited by hand
+        return UNREADABLE
+    if passed:
         return "passed" if (profile.folder / "gates" / f"{variant}.json").exists() else NOT_KNOWN
-    broken = [str(verdict["expectation"]) for verdict in check["verdicts"] if not verdict["passed"]]
     return f"stopped: {', '.join(dict.fromkeys(broken))}"

@@ -3,14 +3,27 @@
 import json
 import math
 import os
+import resource
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
-from normalign.files import atomic_directory, atomic_write, read_json, read_jsonl, write_json, write_jsonl, write_text
+from normalign.files import (
+    NotWritten,
+    atomic_directory,
+    atomic_write,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+    write_text,
+)
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -109,3 +122,49 @@ def test_what_a_killed_process_left_is_removed_by_the_next_write_and_other_files
     with atomic_directory(tmp_path / "folder") as temporary:
         (temporary / "whole.txt").write_text("x")
     assert {p.name for p in tmp_path.iterdir()} == {"file.txt", "folder", living.name, bystander.name}
+
+
+@pytest.fixture
+def no_space() -> Iterator[None]:
+    """No file can grow past 1000 bytes, which writes hit as they hit the end of a disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+FULL = "cannot be written: File too large; free disk space and run again; nothing half-written is left"
+
+
+@pytest.mark.usefixtures("no_space")
+def test_without_space_the_target_is_named_and_the_old_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    write_text(path, "old")
+    with pytest.raises(NotWritten) as refused:
+        write_text(path, "x" * 2000)
+    assert str(refused.value) == f"{path} {FULL}"
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("no_space")
+def test_without_space_in_a_folder_it_is_the_folder_that_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    for inner in (
+        lambda folder: save_file({"a": np.ones(1000)}, folder / "a.safetensors"),
+        lambda folder: write_text(folder / "a.txt", "x" * 2000),
+    ):
+        with pytest.raises(NotWritten) as refused, atomic_directory(path) as temporary:
+            inner(temporary)
+        assert str(refused.value) == f"{path} {FULL}" and list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_its_target(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "inner.json"
+    with pytest.raises(NotWritten, match=r"inner\.json cannot be written: .*file is a folder that can be written to"):
+        write_json(path, 1)
+
+
+def test_a_failed_read_while_writing_keeps_its_own_message(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"), atomic_write(tmp_path / "file.txt"):
+        (tmp_path / "nowhere").read_text()

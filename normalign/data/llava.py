@@ -2,6 +2,7 @@
 
 import json
 import os
+import reprlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -93,7 +94,7 @@ def read_llava(source: Path, image_root: Path, max_pixels: int) -> Iterator[Reco
         FileNotFoundError: the file or the image root does not exist.
     """
     if not image_root.is_dir():
-        raise FileNotFoundError(f"image root {image_root} is not a folder; correct the path in the settings")
+        raise FileNotFoundError(f"image root {image_root} is not a folder; correct the path")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         pending: deque[Future[Record | Reject]] = deque()
         for number, row in enumerate(read_rows(source)):
@@ -119,7 +120,8 @@ def check_row(row: Any, fallback_id: str, image_root: Path, max_pixels: int) -> 
     An embedded image of a good record is written under ``image_root``, and the record names that file.
     """
     name = row.get("id") if isinstance(row, dict) else None
-    record_id = str(name) if isinstance(name, str | int) else fallback_id
+    # A lone surrogate, which UTF-8 lacks, is shown escaped; parse_conversation refuses it.
+    record_id = _escaped(str(name)) if isinstance(name, str | int) else fallback_id
     embedded = row.get("image") if isinstance(row, dict) else None
     try:
         if isinstance(embedded, EmbeddedImage):
@@ -136,14 +138,17 @@ def check_row(row: Any, fallback_id: str, image_root: Path, max_pixels: int) -> 
 def parse_conversation(row: Any, record_id: str) -> Record:
     """Check the structure, count the placeholder and take it out; the image is not looked at."""
     if not isinstance(row, dict):
-        raise _Rejected("malformed_record", f"expected a JSON object, got {str(row)[:80]!r}")
+        raise _Rejected("malformed_record", f"expected a JSON object, got {reprlib.repr(row)}")
     if not isinstance(row.get("id"), str | int):
-        raise _Rejected("malformed_record", f"field 'id' must be text or a number, got {row.get('id')!r}")
+        raise _Rejected("malformed_record", f"field 'id' must be text or a number, got {reprlib.repr(row.get('id'))}")
+    _require_utf8("id", str(row["id"]))
     image, conversation = row.get("image"), row.get("conversations")
     if image is not None and not isinstance(image, str):
-        raise _Rejected("malformed_record", f"field 'image' must be one path or null, got {image!r}")
+        raise _Rejected("malformed_record", f"field 'image' must be one path or null, got {reprlib.repr(image)}")
+    _require_utf8("image", image or "")
     if not isinstance(conversation, list):
-        raise _Rejected("malformed_record", f"field 'conversations' must be a list, got {conversation!r}")
+        got = reprlib.repr(conversation)
+        raise _Rejected("malformed_record", f"field 'conversations' must be a list, got {got}")
     if not conversation:
         raise _Rejected("no_turns", "field 'conversations' is empty")
     values = [_message(message, index) for index, message in enumerate(conversation)]
@@ -161,6 +166,16 @@ def parse_conversation(row: Any, record_id: str) -> Record:
     return Record(record_id, image, turns)
 
 
+def _require_utf8(field: str, text: str) -> None:
+    """Refuse lone surrogates: JSON can spell them, but no file in UTF-8 and no tokenizer can hold them."""
+    if text != _escaped(text):
+        raise _Rejected("malformed_record", f"{field} has half a surrogate pair: {reprlib.repr(text)}")
+
+
+def _escaped(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def _message(message: Any, index: int) -> str:
     """Text of one message, whose speaker has to be the one whose turn it is."""
     if not isinstance(message, dict) or not isinstance(message.get("value"), str):
@@ -168,8 +183,10 @@ def _message(message: Any, index: int) -> str:
     expected = ("human", "gpt")[index % 2]
     if message.get("from") != expected:
         raise _Rejected(
-            "roles_out_of_order", f"conversations[{index}] is from {message.get('from')!r}, not {expected!r}"
+            "roles_out_of_order",
+            f"conversations[{index}] is from {reprlib.repr(message.get('from'))}, not {expected!r}",
         )
+    _require_utf8(f"conversations[{index}]", message["value"])
     return message["value"]
 
 

@@ -89,17 +89,26 @@ def explain_dropped(dropped: dict[str, Dropped]) -> str:
     )
 
 
-def require_kept(manifest: Manifest, max_dropped_share: float, source: Path) -> None:
-    """Refuse a data set of which nothing or too little is left.
+def require_kept(manifest: Manifest, max_dropped_share: float, source: str, remedy: str) -> None:
+    """Refuse a data set of which nothing or too little is left, or in which no record has an image.
+
+    Args:
+        source: what the user knows the data by.
+        remedy: what to do about them.
 
     Raises:
-        ValueError: names the source, the reasons with counts and example ids, and the bound.
+        ValueError: names the source, the reasons with counts and example ids, the bound and the remedy.
     """
     if manifest.kept and manifest.dropped <= max_dropped_share * manifest.read:
+        if not manifest.with_image:
+            raise ValueError(
+                f"{source}: none of the {manifest.kept} records kept has an image, and visual tokens are what is "
+                f"trained; {remedy}"
+            )
         return
     reasons = explain_dropped(manifest.dropped_by_reason) or "no record at all"
     raise ValueError(
         f"{source}: {manifest.dropped} of {manifest.read} records dropped, {manifest.kept} kept; "
         f"dataset.max_dropped_share allows {max_dropped_share:.1%}. "
-        f"Reasons: {reasons}. Mend the data or raise the bound"
+        f"Reasons: {reasons}; {remedy}{', or raise the bound' if manifest.kept else ''}"
     )

@@ -113,7 +113,7 @@ def _parquet_rows(shard: Path, bar: tqdm) -> Iterator[Any]:
                 yield {**row, "image": _parquet_image(row.get("image"), f"{shard.stem}-{number}")}
                 number += 1
             bar.update(size * batch.num_rows / file.metadata.num_rows)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{shard} cannot be read as parquet after row {number}: {error}") from error
 
 
@@ -138,13 +138,13 @@ def _json_rows(path: Path, bar: tqdm) -> Iterator[Any]:
                 yield row
                 bar.update(binary.tell() - bar.n)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+        raise ValueError(f"{path} is not UTF-8 text, which JSON has to be: {error}; convert it") from error
 
 
 def _parse_line(line: str) -> Any:
     try:
         return json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # not JSON, a number of thousands of digits, nested too deeply
         return line.rstrip("\n")
 
 
@@ -200,6 +200,10 @@ class _ArrayText:
                 cut = error.msg.startswith("Unterminated string") or error.pos > len(self.text) - _LONGEST_TOKEN
                 if self.ended or not cut:
                     raise self._error(error.msg, error.pos) from error
+            except RecursionError as error:
+                raise self._error("Nested too deeply", self.place) from error
+            except ValueError as error:  # a number of thousands of digits
+                raise self._error(str(error), self.place) from error
             else:
                 if end < len(self.text) - _LONGEST_TOKEN or self.ended:  # else a number may go on
                     self.place = end

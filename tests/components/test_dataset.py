@@ -97,7 +97,55 @@ def test_images_inside_parquet_rows_are_unpacked_and_found_again(profile: Profil
 def test_too_many_rejects_stop_the_stage_and_leave_the_old_output(profile: Profile, tmp_path: Path) -> None:
     dataset.run(profile)
     before = (profile.folder / "dataset.json").read_bytes()
-    with pytest.raises(ValueError, match=r"all\.json: 1 of 3 .*1 image_undecodable \(e\.g\. 2\)"):
+    with pytest.raises(ValueError, match=r"all\.json \(.*\): 1 of 3 .*1 image_undecodable \(e\.g\. 2\)"):
         dataset.run(with_llava(profile, tmp_path, share=0.1))
     assert (profile.folder / "dataset.json").read_bytes() == before
     assert (profile.folder / "dataset" / "benchmarks" / "text.jsonl").exists()
+
+
+def with_rows(profile: Profile, folder: Path, rows: list[dict[str, Any]]) -> Profile:
+    profile = with_llava(profile, folder, share=0.5)
+    (folder / "all.json").write_text(json.dumps(rows))
+    return profile
+
+
+TALK = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "That."}]
+
+
+def test_half_a_surrogate_pair_costs_its_record_alone(profile: Profile, tmp_path: Path) -> None:
+    with_image = [{"from": "human", "value": "<image>What?"}, TALK[1]]
+    rows = [
+        {"id": "1", "image": "ok.png", "conversations": with_image},
+        {"id": "2", "image": "ok.png", "conversations": with_image},
+        {"id": "q \ud800", "conversations": TALK},
+        {"id": "3", "conversations": [TALK[0], {"from": "gpt", "value": "\udc00"}]},
+    ]
+    dataset.run(with_rows(profile, tmp_path, rows))
+    dropped = read_json(profile.folder / "dataset.json")["stage1"]["dropped_by_reason"]
+    assert dropped == {"malformed_record": {"count": 2, "examples": ["q \\ud800", "3"]}}
+
+
+@pytest.mark.parametrize(("rows", "said"), [([], "no record at all"), ([{"id": "1", "conversations": TALK}], "image")])
+def test_data_without_records_or_images_are_refused_naming_their_setting(
+    profile: Profile, tmp_path: Path, rows: list[dict[str, Any]], said: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"all\.json \(dataset\.llava\.stage1_json\): .*{said}") as refused:
+        dataset.run(with_rows(profile, tmp_path, rows))
+    assert "name other data in dataset.llava.stage1_json" in str(refused.value)
+
+
+@pytest.mark.parametrize("setting", ["stage1_json", "stage2_json", "stage1_images", "stage2_images"])
+def test_a_missing_source_names_its_setting(profile: Profile, tmp_path: Path, setting: str) -> None:
+    profile = with_llava(profile, tmp_path, share=0.5)
+    assert profile.dataset.llava is not None
+    llava = dataclasses.replace(profile.dataset.llava, **{setting: "nowhere"})
+    profile = dataclasses.replace(profile, dataset=dataclasses.replace(profile.dataset, llava=llava))
+    with pytest.raises(FileNotFoundError, match=rf"nowhere \(dataset\.llava\.{setting}\).* correct the setting"):
+        dataset.run(profile)
+
+
+def test_generated_data_of_which_nothing_is_left_are_named_as_such(profile: Profile) -> None:
+    profile = dataclasses.replace(profile, dataset=dataclasses.replace(profile.dataset, max_pixels=1))
+    with pytest.raises(ValueError, match=r"the generated stage1 data: .*dataset\.max_pixels \(1\)") as refused:
+        dataset.run(profile)
+    assert ".part" not in str(refused.value)

@@ -88,12 +88,17 @@ def test_every_reason_has_a_row_that_is_rejected_for_it(root: Path) -> None:
         {"conversations": talk("q", "a")},
         {"id": True, "conversations": "no"},
         {"id": "x", "conversations": [{"from": "human"}, {"from": "gpt", "value": 3}]},
+        row("x", None, "q \ud800", "a"),
+        row("x", None, "q", "a \udfff"),
+        row("x", "\ud800.png", ASK, "a"),
+        row("x \ud800", None, "q", "a"),
     ],
 )
 def test_rows_of_another_shape_are_malformed(root: Path, bad: Any) -> None:
     verdict = check_row(bad, "#7", root, LIMIT)
     assert isinstance(verdict, Reject)
     assert verdict.reason == "malformed_record"
+    verdict.id.encode()  # it is written to dataset.json
 
 
 def test_question_without_answer_is_out_of_order(root: Path) -> None:
@@ -216,9 +221,15 @@ def test_fingerprint_depends_on_text_and_on_image_bytes(root: Path) -> None:
 
 
 def test_too_many_dropped_records_stop_the_stage_with_reasons_and_counts(root: Path) -> None:
-    _, manifest = collect([Record("1", None, (Turn("q", "a"),)), Reject("2", "no_turns", "")], root)
-    require_kept(manifest, 0.5, Path("data.json"))
-    with pytest.raises(ValueError, match=r"data\.json: 1 of 2 .* 1 no_turns \(e\.g\. 2\)"):
-        require_kept(manifest, 0.49, Path("data.json"))
-    with pytest.raises(ValueError, match="no record at all"):
-        require_kept(collect([], root)[1], 1.0, Path("data.json"))
+    _, manifest = collect([Record("1", "ok.png", (Turn("q", "a"),)), Reject("2", "no_turns", "")], root)
+    require_kept(manifest, 0.5, "data.json", "mend it")
+    with pytest.raises(ValueError, match=r"data\.json: 1 of 2 .* 1 no_turns \(e\.g\. 2\); mend it"):
+        require_kept(manifest, 0.49, "data.json", "mend it")
+    with pytest.raises(ValueError, match="no record at all; mend it"):
+        require_kept(collect([], root)[1], 1.0, "data.json", "mend it")
+
+
+def test_records_without_any_image_stop_the_stage(root: Path) -> None:
+    _, manifest = collect([Record("1", None, (Turn("q", "a"),))], root)
+    with pytest.raises(ValueError, match=r"data\.json: none of the 1 records kept has an image.*; mend it"):
+        require_kept(manifest, 1.0, "data.json", "mend it")

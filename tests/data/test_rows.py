@@ -216,3 +216,33 @@ def test_what_is_no_shard_is_refused_by_name(tmp_path: Path) -> None:
     shard(tmp_path / "b.parquet", [{"bytes": b"x"}])
     with pytest.raises(ValueError, match=r"b\.parquet embeds its images, a\.parquet names files"):
         embeds_images(tmp_path)
+
+
+def test_a_byte_order_mark_of_utf8_is_no_part_of_the_data(tmp_path: Path) -> None:
+    (tmp_path / "array.json").write_text('[{"id": 1}]', encoding="utf-8-sig")
+    (tmp_path / "lines.jsonl").write_text('{"id": 1}\n{"id": 2}\n', encoding="utf-8-sig")
+    assert list(read_rows(tmp_path / "array.json")) == [{"id": 1}]
+    assert list(read_rows(tmp_path / "lines.jsonl")) == [{"id": 1}, {"id": 2}]
+
+
+@pytest.mark.parametrize(
+    "content", ['[{"id": 1}]'.encode("utf-16"), b"\x00\xff\x00", b"[" * 100_000, b"[" + b"1" * 5000]
+)
+def test_what_is_no_json_at_all_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "odd.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"odd\.json is n(ot UTF-8|either a JSON array nor JSON lines)"):
+        list(read_rows(tmp_path / "odd.json"))
+
+
+@pytest.mark.parametrize("line", ['{"id": ' + "[" * 100_000, '{"id": ' + "1" * 5000 + "}"])
+def test_a_line_that_no_parser_takes_costs_itself_alone(tmp_path: Path, line: str) -> None:
+    path = write(tmp_path, line + '\n{"id": 2}\n', "lines.jsonl")
+    assert list(read_rows(path)) == [line, {"id": 2}]
+
+
+def test_text_in_a_shard_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
+    odd = pyarrow.array([b"\xff"]).cast(pyarrow.binary()).view(pyarrow.string())
+    talk = pyarrow.array([TALK])
+    parquet.write_table(pyarrow.table({"id": odd, "conversations": talk}), tmp_path / "odd.parquet")
+    with pytest.raises(ValueError, match=r"odd\.parquet cannot be read as parquet after row 0"):
+        list(read_rows(tmp_path / "odd.parquet"))
