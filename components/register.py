@@ -19,6 +19,7 @@ def run(profile: Profile, *variants: str) -> str:
     if known is not None:
         return "\n".join(known)
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     from normalign.registry.store import open_registry
     from normalign.registry.versions import register
@@ -26,8 +27,9 @@ def run(profile: Profile, *variants: str) -> str:
     try:
         client = open_registry(profile.registry)
         return "\n".join(register(client, profile, variant) for variant in variants)
-    except MlflowException as error:
-        raise ValueError(f"registry: {error}") from error
+    except (MlflowException, SQLAlchemyError) as error:
+        first_line = str(error).partition("\n")[0]  # a statement in SQL may follow
+        raise ValueError(f"registry: {first_line}") from error
 
 
 if __name__ == "__main__":

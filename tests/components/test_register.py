@@ -5,9 +5,12 @@ import contextlib
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +245,41 @@ def test_the_quick_look_up_says_what_mlflow_says_and_never_yes_without_it(regist
     assert already_registered(profile, ("baseline",)) is None, "a deleted version does not count"
     client.delete_registered_model_alias("normalign-ci", "challenger")
     assert already_registered(profile, ("norm",)) is None, "an alias that is missing is put right by MLflow"
+
+
+def _no_database(path: Path) -> None:
+    path.write_text("no database " * 100)
+
+
+def _foreign_schema(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'f00000000000'")
+
+
+def _broken_table(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE registered_models RENAME COLUMN name TO other")
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("spoil", [_no_database, _foreign_schema, _broken_table, _folder])
+def test_a_registry_that_cannot_be_used_says_so_in_a_sentence(registered: Any, spoil: Callable[[Path], None]) -> None:
+    spoil(Path("state/mlflow.db"))
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=r"^registry: [^\n]*$"):
+        register.run(registered.profile, "norm")
+    assert time.monotonic() - began < 20, "MLflow tries to connect for minutes"
+
+
+def test_an_experiment_deleted_by_hand_is_restored(registered: Any) -> None:
+    client = client_of(registered)
+    register.run(registered.profile, "norm")
+    found = client.get_experiment_by_name(NAME)
+    assert found is not None
+    client.delete_experiment(found.experiment_id)
+    assert register.run(registered.profile, "baseline") == f"baseline: registered as version 2 of {NAME}"
+    assert client.get_experiment(found.experiment_id).lifecycle_stage == "active"
