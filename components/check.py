@@ -7,9 +7,8 @@ from components.expectations import Expectation, write_verdicts
 from normalign.files import write_json
 from normalign.headline import headline
 from normalign.metrics import MetricFile, is_finite, read_curves, rounded
-from normalign.settings import Profile
+from normalign.settings import BASELINE, Profile
 
-BASELINE = "baseline"
 STAGES = ("stage1", "stage2")
 POINTS = ("init", *STAGES)
 # A curve's ends: this share of its steps and at least this many, but never more than half, so that they do not overlap.

@@ -24,7 +24,7 @@ from normalign.data.manifest import Dropped, count_dropped, explain_dropped
 from normalign.files import read_json, write_text
 from normalign.metrics import rounded
 from normalign.norms.aligner import whole
-from normalign.settings import Profile
+from normalign.settings import ComputeSettings, Profile
 from normalign.training.loop import Samples, train
 from normalign.vlm.build import IMAGE_TOKEN
 from normalign.vlm.chat import ChatFormat, Encoded, SampleDroppedError
@@ -151,6 +151,23 @@ def samples_of(
     return Samples(len(records), encode, visual)
 
 
+def accelerator_for(compute: ComputeSettings) -> Accelerator:
+    """The accelerator of this process, on the device and at the precision of ``compute``.
+
+    Raises:
+        ValueError: this machine offers another device; accelerate by itself would take it without a word.
+    """
+    accelerator = Accelerator(
+        cpu=compute.device == "cpu", mixed_precision="bf16" if compute.precision == "bf16" else "no"
+    )
+    if accelerator.device.type != compute.device:
+        raise ValueError(
+            f"compute.device: the profile is for {compute.device!r}, but training would run on "
+            f"{accelerator.device.type!r}; run it on a machine with {compute.device!r}, or change the setting"
+        )
+    return accelerator
+
+
 def run_stage(
     profile: Profile,
     stage: str,
@@ -164,10 +181,7 @@ def run_stage(
     Started by ``accelerate launch``, every process of the run calls this; only the main one writes.
     """
     use_threads(profile)
-    compute = profile.compute
-    accelerator = Accelerator(
-        cpu=compute.device == "cpu", mixed_precision="bf16" if compute.precision == "bf16" else "no"
-    )
+    accelerator = accelerator_for(profile.compute)
     work = work_folder(profile, stage, variant)
     dropped = DroppedSamples(work, accelerator.process_index)
     start = time.perf_counter()

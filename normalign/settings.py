@@ -2,6 +2,8 @@
 
 import dataclasses
 import difflib
+import math
+import re
 import types
 import typing
 from dataclasses import dataclass
@@ -10,10 +12,19 @@ from typing import Any, Literal
 
 import yaml
 
-from normalign.training.options import TrainingOptions
+from normalign.training.options import COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE, Rule, TrainingOptions, require
 
 PARAMS_FILE = Path("params.yaml")
 TOP_LEVEL_KEYS = ("profile", "run", "variants", "templates", "profiles")
+BASELINE = "baseline"  # the variant that the others are compared with
+# Names of profiles and variants become parts of paths and of shell commands.
+NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+OPEN_SHARE = Rule(lambda value: 0 < value < 1, "a number above 0 and below 1")
+ACCURACY_GAIN = Rule(lambda value: -1 <= value <= 1, "a number from -1 to 1")
+IMAGE_SIDE = Rule(lambda value: value >= 8, "at least 8 pixels")
+BOUNDS = Rule(lambda pair: 0 < pair[0] < pair[1] < math.inf, "two finite numbers above 0, the smaller one first")
+NAMES = Rule(lambda names: names and len(set(names)) == len(names), "at least one name, and none twice")
 
 
 class SettingsError(ValueError):
@@ -34,8 +45,14 @@ class VariantSettings:
     multiple: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.gwc_limit is not None and not (self.gwc and self.gwc_limit >= 1):
-            raise ValueError(f"gwc_limit: {self.gwc_limit} bounds a compensation: it needs gwc: true and at least 1")
+        require(self, POSITIVE, "multiple")
+        if self.gwc and self.aligner != "layernorm":
+            raise ValueError(
+                f"gwc: only aligner 'layernorm' compensates gradients, not {self.aligner!r}; set it to false"
+            )
+        if self.gwc_limit is not None and not (self.gwc and 1 <= self.gwc_limit < math.inf):
+            wanted = "null, or with gwc: true a finite number of at least 1"
+            raise ValueError(f"gwc_limit: expected {wanted}, got {self.gwc_limit}")
 
     @property
     def intended_ratio(self) -> float | None:
@@ -50,6 +67,9 @@ class ComputeSettings:
     min_devices: int
     threads: int
     precision: Literal["fp32", "bf16"]
+
+    def __post_init__(self) -> None:
+        require(self, COUNT, "min_devices", "threads")
 
 
 @dataclass(frozen=True)
@@ -78,6 +98,9 @@ class ModelSettings:
     max_tokens: int
     system_prompt: str | None
 
+    def __post_init__(self) -> None:
+        require(self, COUNT, "image_size", "max_tokens")
+
 
 @dataclass(frozen=True)
 class SyntheticSettings:
@@ -91,6 +114,12 @@ class SyntheticSettings:
     reading_images: int
     validation_images: int
     text_items: int
+
+    def __post_init__(self) -> None:
+        counts = ("stage1_images", "stage2_images", "questions_per_image", "validation_images", "text_items")
+        require(self, COUNT, *counts, "presence_images", "choice_images", "reading_images")
+        require(self, IMAGE_SIDE, "image_size")
+        require(self, SEED, "seed")
 
 
 @dataclass(frozen=True)
@@ -111,16 +140,24 @@ class DatasetSettings:
     def __post_init__(self) -> None:
         if (self.synthetic is None) == (self.llava is None):
             raise ValueError("synthetic: exactly one of it and 'llava' must be set, the other one null")
+        require(self, COUNT, "max_pixels")
+        require(self, SHARE, "max_dropped_share")
 
 
 @dataclass(frozen=True)
 class EncoderNormSettings:
     images: int
 
+    def __post_init__(self) -> None:
+        require(self, COUNT, "images")
+
 
 @dataclass(frozen=True)
 class FeaturesSettings:
     budget_gb: float
+
+    def __post_init__(self) -> None:
+        require(self, NOT_NEGATIVE, "budget_gb")
 
 
 @dataclass(frozen=True)
@@ -130,12 +167,22 @@ class EvaluateSettings:
     batch_tokens: int
     seed: int
 
+    def __post_init__(self) -> None:
+        require(self, NAMES, "visual_tasks", "text_tasks")
+        require(self, COUNT, "batch_tokens")
+        require(self, SEED, "seed")
+
 
 @dataclass(frozen=True)
 class ProbeSettings:
     samples: int
     attention_items: int
     seed: int
+
+    def __post_init__(self) -> None:
+        require(self, COUNT, "samples")
+        require(self, NOT_NEGATIVE, "attention_items")
+        require(self, SEED, "seed")
 
 
 @dataclass(frozen=True)
@@ -148,6 +195,13 @@ class CheckSettings:
     min_text_items: int
     images_matter: bool
     confidence: float
+
+    def __post_init__(self) -> None:
+        require(self, BOUNDS, "ratio_at_init", "ratio_trained")
+        require(self, ACCURACY_GAIN, "text_above_chance")
+        require(self, SHARE, "text_at_most")
+        require(self, NOT_NEGATIVE, "min_visual_items", "min_text_items")
+        require(self, OPEN_SHARE, "confidence")
 
 
 @dataclass(frozen=True)
@@ -255,32 +309,82 @@ def _build_dataclass(kind: type, value: Any, path: str) -> Any:
         raise SettingsError(f"{path}.{error}") from None
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a mapping that has a key twice is refused: otherwise the last one would win, unseen."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # Checked before merge keys are resolved: a key written beside ``<<`` is meant to override a merged one.
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line, same = key.start_mark.line + 1, (key.tag, key.value)
+            if same in lines:
+                raise SettingsError(f"line {line}: key {key.value!r} is already set in line {lines[same]}; keep one")
+            lines[same] = line
+        return node
+
+
 def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
-    """The raw mapping in ``path``, its top-level keys checked."""
+    """The raw mapping in ``path``; its top-level keys, its names and what is to run are checked.
+
+    Raises:
+        SettingsError: no such file or no text, no YAML, or a wrong key or name; the message names file, key and value.
+    """
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        _check_document(document)
     except FileNotFoundError:
         raise SettingsError(f"{path} not found; run from the project's root") from None
-    except yaml.YAMLError as error:
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from None
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as a date in month 13
         raise SettingsError(f"{path} is not valid YAML: {error}") from None
+    return typing.cast(dict[str, Any], document)
+
+
+def _check_document(document: Any) -> None:
     if not isinstance(document, dict):
-        raise SettingsError(f"{path}: expected a mapping at the top level")
+        raise SettingsError("expected a mapping at the top level")
     for key in document:
         if key not in TOP_LEVEL_KEYS:
-            raise SettingsError(f"{path}: unknown key {key!r}{_nearest(key, TOP_LEVEL_KEYS)}")
+            raise SettingsError(f"unknown key {key!r}{_nearest(key, TOP_LEVEL_KEYS)}")
     for key, kind in {"profile": str, "run": list, "variants": dict, "profiles": dict}.items():
         if key not in document:
-            raise SettingsError(f"{path}: missing key {key!r}; add it")
+            raise SettingsError(f"missing key {key!r}; add it")
         if not isinstance(document[key], kind):
-            raise SettingsError(f"{path}: {key}: expected {kind.__name__}, got {document[key]!r}")
-    return document
+            raise SettingsError(f"{key}: expected {kind.__name__}, got {document[key]!r}")
+    for key in ("variants", "profiles"):
+        for name in document[key]:
+            if not isinstance(name, str) or not NAME.fullmatch(name):
+                allowed = "letters, digits, '_', '.' and '-', a letter or digit first"
+                raise SettingsError(f"{key}: {name!r} is no name; rename it to text of {allowed}")
+    _check_run(document["run"], document["variants"])
+
+
+def _check_run(run: list[Any], variants: dict[str, Any]) -> None:
+    for place, name in enumerate(run):
+        if not isinstance(name, str):
+            raise SettingsError(f"run[{place}]: expected the name of a variant, got {name!r}")
+        if name not in variants:
+            raise SettingsError(f"run: no variant {name!r}{_nearest(name, variants)}")
+        if name in run[:place]:
+            raise SettingsError(f"run: {name!r} is listed twice; keep one of them")
+    if BASELINE not in run:
+        raise SettingsError(f"run: {BASELINE!r} is not in {run!r}; add it, the other variants are compared with it")
 
 
 def load_profile(name: str | None = None, path: Path = PARAMS_FILE) -> Profile:
     """The profile ``name`` (default: the one params.yaml picks), every key checked.
 
     Raises:
-        SettingsError: an unknown, missing or mistyped key; the message names the file, the key and the value.
+        SettingsError: an unknown, missing or mistyped key or a value that cannot be run; the message names the file,
+            the key and the value.
     """
     document = read_params(path)
     name = document["profile"] if name is None else name
@@ -288,9 +392,6 @@ def load_profile(name: str | None = None, path: Path = PARAMS_FILE) -> Profile:
         raise SettingsError(f"{path}: no profile {name!r}{_nearest(name, document['profiles'])}")
     try:
         variants = _build(dict[str, VariantSettings], document["variants"], "variants")
-        for variant in document["run"]:
-            if variant not in variants:
-                raise SettingsError(f"run: no variant {variant!r}{_nearest(variant, variants)}")
         sections = document["profiles"][name]
         if not isinstance(sections, dict):
             raise SettingsError(f"profiles.{name}: expected a mapping, got {sections!r}")

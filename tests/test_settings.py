@@ -1,6 +1,10 @@
 """params.yaml: what it says is checked, and what it says about the paper is the paper's protocol."""
 
-import copy
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +15,16 @@ from normalign.settings import SettingsError, load_profile, read_params, variant
 
 ROOT = Path(__file__).parents[1]
 PARAMS = ROOT / "params.yaml"
+FILE = yaml.safe_load(PARAMS.read_text(encoding="utf-8"))
 PROFILES = ("ci", "smol", "llama32_3b", "qwen25_7b")
 
 
 @pytest.fixture
 def document() -> dict[str, Any]:
-    """params.yaml as it is, merge keys resolved, to be changed."""
-    return copy.deepcopy(yaml.safe_load(PARAMS.read_text(encoding="utf-8")))
+    """What params.yaml says of the profile ci, merge keys and anchors resolved, to be changed."""
+    copied: dict[str, Any] = json.loads(json.dumps(FILE))  # unlike a deep copy, nothing in it is shared
+    del copied["templates"], copied["profiles"]["qwen25_7b"], copied["profiles"]["smol"]
+    return copied
 
 
 def load(document: dict[str, Any], folder: Path, profile: str = "ci") -> Any:
@@ -32,7 +39,7 @@ def change(document: dict[str, Any], keys: str, value: Any) -> None:
     *above, last = keys.split(".")
     for key in above:
         document = document[key]
-    document[last] = value
+    document[int(last) if isinstance(document, list) else last] = value
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -121,10 +128,11 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_path(
     ("keys", "value", "message"),
     [
         ("learning_rate", {}, "learning_rate: no module is named"),
-        ("learning_rate", {"vision": 0.0}, "learning_rate.vision: 0.0 is not above 0"),
-        ("micro_batch", 0, "micro_batch: 0 is not above 0"),
-        ("epochs", -1, "epochs: -1 is not above 0"),
-        ("clip_norm", 0.0, "clip_norm: 0.0 is not above 0"),
+        ("learning_rate", {"vision": 0.0}, "learning_rate.vision: expected a finite number above 0, got 0.0; leave"),
+        ("micro_batch", 0, "micro_batch: expected at least 1, got 0"),
+        ("micro_batch", 5, "micro_batch: expected at most global_batch (4), got 5"),
+        ("epochs", -1, "epochs: expected at least 1, got -1"),
+        ("clip_norm", 0.0, "clip_norm: expected a finite number above 0, got 0.0"),
     ],
 )
 def test_training_options_that_cannot_train_are_refused(
@@ -134,6 +142,224 @@ def test_training_options_that_cannot_train_are_refused(
     with pytest.raises(SettingsError) as error:
         load(document, tmp_path)
     assert f"profiles.ci.stage1.{message}" in str(error.value)
+
+
+def numbers(document: dict[str, Any], kind: type, above: str = "") -> dict[str, str]:
+    """Where numbers of ``kind`` stand: each place's dotted keys, and the part of them that a refusal is to name."""
+    found: dict[str, str] = {}
+    for key, value in document.items():
+        keys = f"{above}{key}"
+        if key == "config":  # the weights' own
+            continue
+        if isinstance(value, dict):
+            found |= numbers(value, kind, f"{keys}.")
+        elif isinstance(value, list):
+            found |= {f"{keys}.{i}": keys for i, item in enumerate(value) if type(item) is kind}
+        elif type(value) is kind:
+            found[keys] = keys
+    return found
+
+
+def assert_refused(document: dict[str, Any], folder: Path, keys: str, named: str, value: Any) -> None:
+    change(document, keys, value)
+    with pytest.raises(SettingsError) as error:
+        load(document, folder)
+    assert f"{named}: expected " in str(error.value) and str(value) in str(error.value)
+
+
+READ = {"variants": FILE["variants"], "profiles": {"ci": FILE["profiles"]["ci"]}}
+FLOATS, INTEGERS = numbers(READ, float), numbers(READ, int)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -2.0])
+@pytest.mark.parametrize("keys", FLOATS)
+def test_no_number_may_be_nan_or_infinite_or_far_below_zero(
+    document: dict[str, Any], tmp_path: Path, keys: str, value: float
+) -> None:
+    assert_refused(document, tmp_path, keys, FLOATS[keys], value)
+
+
+@pytest.mark.parametrize("keys", [keys for keys in INTEGERS if not keys.endswith("feature_layer")])
+def test_no_whole_number_may_be_below_zero(document: dict[str, Any], tmp_path: Path, keys: str) -> None:
+    assert_refused(document, tmp_path, keys, INTEGERS[keys], -1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "just_refused", "just_allowed"),
+    [
+        *((f"profiles.ci.compute.{key}", [0], [1]) for key in ("threads", "min_devices")),
+        *((f"profiles.ci.model.{key}", [0], [1]) for key in ("image_size", "max_tokens")),
+        *(
+            (f"profiles.ci.dataset.synthetic.{key}", [0], [1])
+            for key in FILE["profiles"]["ci"]["dataset"]["synthetic"]
+            if key not in ("seed", "image_size")
+        ),
+        ("profiles.ci.dataset.synthetic.image_size", [7], [8]),
+        ("profiles.ci.dataset.max_pixels", [0], [1]),
+        ("profiles.ci.dataset.max_dropped_share", [-0.01, 1.01], [0, 1]),
+        ("profiles.ci.encoder_norm.images", [0], [1]),
+        ("profiles.ci.features.budget_gb", [-0.01], [0]),
+        ("profiles.ci.evaluate.batch_tokens", [0], [1]),
+        ("profiles.ci.evaluate.visual_tasks", [[], ["choice", "choice"]], [["choice"], ["choice", "reading"]]),
+        ("profiles.ci.evaluate.text_tasks", [[], ["text", "text"]], [["text"], ["text", "mmlu"]]),
+        ("profiles.ci.probe.samples", [0], [1]),
+        ("profiles.ci.probe.attention_items", [-1], [0]),
+        *(
+            (f"profiles.ci.check.ratio_{point}", [[1, 1], [2, 1], [0, 1]], [[0.1, 0.2]])
+            for point in ("at_init", "trained")
+        ),
+        ("profiles.ci.check.confidence", [0, 1], [0.01, 0.99]),
+        ("profiles.ci.check.text_above_chance", [-1.01, 1.01], [-1, 1]),
+        ("profiles.ci.check.text_at_most", [-0.01, 1.01], [0, 1]),
+        *((f"profiles.ci.check.min_{kind}_items", [-1], [0]) for kind in ("visual", "text")),
+        *(
+            (f"profiles.ci.{section}.seed", [-1, 2**32], [0, 2**32 - 1])
+            for section in ("dataset.synthetic", "stage1", "evaluate", "probe")
+        ),
+        ("profiles.ci.stage1.global_batch", [0, 1], [2]),
+        ("profiles.ci.stage1.micro_batch", [0, 5], [1, 4]),
+        ("profiles.ci.stage1.epochs", [0], [1]),
+        ("profiles.ci.stage1.learning_rate.aligner", [0], [1e-9]),
+        ("profiles.ci.stage1.warmup_ratio", [-0.01, 1.01], [0, 1]),
+        ("profiles.ci.stage1.weight_decay", [-0.01], [0]),
+        ("profiles.ci.stage1.betas", [[1, 0], [0, 1], [-0.1, 0]], [[0, 0], [0.999, 0.999]]),
+        ("profiles.ci.stage1.eps", [0], [1e-12]),
+        ("profiles.ci.stage1.clip_norm", [0], [1e-9]),
+        ("profiles.ci.stage1.checkpoint_minutes", [-0.01], [0]),
+        ("variants.norm.multiple", [0], [0.01]),
+        ("variants.norm_gwc.gwc_limit", [0.99, math.nan, math.inf], [None, 1]),
+        ("variants.norm.gwc_limit", [3.0], [None]),
+    ],
+)
+def test_a_value_is_allowed_up_to_its_bounds_and_refused_beyond(
+    document: dict[str, Any], tmp_path: Path, keys: str, just_refused: list[Any], just_allowed: list[Any]
+) -> None:
+    for value in just_allowed:
+        change(document, keys, value)
+        load(document, tmp_path)
+    for value in just_refused:
+        change(document, keys, value)
+        with pytest.raises(SettingsError) as error:
+            load(document, tmp_path)
+        above, _, last = keys.rpartition(".")
+        # Of two settings that contradict each other one is named, with the value of both.
+        named = "micro_batch" if (last, value) == ("global_batch", 1) else last
+        assert f"{above}.{named}: expected " in str(error.value)
+        assert all(str(item) in str(error.value) for item in (value if isinstance(value, list) else [value]))
+
+
+@pytest.mark.parametrize("aligner", ["none", "global_scale", "token_rms"])
+def test_only_a_layernorm_compensates_gradients(document: dict[str, Any], tmp_path: Path, aligner: str) -> None:
+    document["variants"]["norm_gwc"] = {"aligner": aligner, "gwc": True}
+    with pytest.raises(SettingsError, match=rf"variants\.norm_gwc\.gwc: only aligner 'layernorm' .* not '{aligner}'"):
+        load(document, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["variants", "profiles"])
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "a/b", "../a", "-a", "a b", "a; touch pwned", "$(a)", "`a`", "a'", "a\n", "ä", "a@b", 1, None],
+)
+def test_a_name_that_a_path_or_a_shell_could_take_for_something_else_is_refused(
+    document: dict[str, Any], tmp_path: Path, kind: str, name: Any
+) -> None:
+    document[kind][name] = document[kind][{"variants": "norm", "profiles": "ci"}[kind]]
+    with pytest.raises(SettingsError) as error:
+        load(document, tmp_path)
+    assert f"{kind}: {name!r} is no name; rename it" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a", "7b", "norm_2", "llama3.2-3B", "A.-_"])
+def test_letters_digits_and_a_few_signs_make_a_name(document: dict[str, Any], tmp_path: Path, name: str) -> None:
+    document["variants"][name] = document["variants"]["norm"]
+    document["profiles"][name] = document["profiles"]["ci"]
+    document["run"].append(name)
+    assert load(document, tmp_path, name).name == name
+    assert name in variants_to_run(tmp_path / "params.yaml")
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ([], "run: 'baseline' is not in []; add it, the other variants are compared with it"),
+        (["norm"], "run: 'baseline' is not in ['norm']; add it"),
+        (["baseline", "norm", "norm"], "run: 'norm' is listed twice; keep one of them"),
+        (["baseline", ["norm"]], "run[1]: expected the name of a variant, got ['norm']"),
+        (["baseline", {"norm": 1}], "run[1]: expected the name of a variant, got {'norm': 1}"),
+        (["baseline", 1], "run[1]: expected the name of a variant, got 1"),
+        ([None, "baseline"], "run[0]: expected the name of a variant, got None"),
+    ],
+)
+@pytest.mark.parametrize("read", [load_profile, variants_to_run])
+def test_what_runs_is_a_list_of_different_variants_with_the_baseline(
+    document: dict[str, Any], tmp_path: Path, run: Any, message: str, read: Any
+) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(document | {"run": run}), encoding="utf-8")
+    with pytest.raises(SettingsError) as error:
+        read(**{"path": path})
+    assert str(error.value).startswith(f"{path}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("profile: ci\nrun: []\nprofile: smol\n", "line 3: key 'profile' is already set in line 1; keep one"),
+        ("profiles: {ci: {model: 1, 'model': 1}}\n", "line 1: key 'model' is already set in line 1"),
+        ("variants:\n  norm: {}\n\n  norm: {}\n", "line 4: key 'norm' is already set in line 2"),
+        ("templates: [&a {x: 1}, {<<: *a, x: 2,\n y: 1, x: 3}]\n", "line 2: key 'x' is already set in line 1"),
+        ("templates: [&a {x: 1}, {<<: *a,\n <<: *a}]\n", "line 2: key '<<' is already set in line 1"),
+    ],
+)
+def test_a_key_that_is_set_twice_is_refused_with_both_lines(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SettingsError) as error:
+        read_params(path)
+    assert str(error.value).startswith(f"{path}: {message}")
+
+
+def test_merge_keys_mean_what_they_mean_in_plain_yaml() -> None:
+    assert read_params(PARAMS) == FILE
+
+
+def test_a_params_file_that_is_no_readable_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"^{re.escape(str(tmp_path))} cannot be read: Is a directory"):
+        read_params(tmp_path)
+    path = tmp_path / "params.yaml"
+    for content, message in {
+        "profile: ä".encode("latin-1"): "is not UTF-8 text",
+        b"profile: \0": "is not valid YAML",
+        b"profile: 2026-13-01": "is not valid YAML",
+        b"- a": "expected a mapping",
+    }.items():
+        path.write_bytes(content)
+        with pytest.raises(SettingsError) as error:
+            read_params(path)
+        assert str(error.value).startswith(str(path)) and message in str(error.value)
+
+
+@pytest.fixture
+def fresh_accelerate() -> Iterator[None]:
+    """Accelerate keeps the device of the first Accelerator in a process for all later ones."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_profile_for_an_accelerator_does_not_train_on_another_device(device: Any) -> None:
+    import torch
+
+    from components.training import accelerator_for
+
+    if getattr(torch, device).is_available():
+        pytest.skip(f"this machine has a {device} device")
+    with pytest.raises(ValueError, match=f"compute.device: the profile is for '{device}', but training would run on"):
+        accelerator_for(dataclasses.replace(load_profile("ci", PARAMS).compute, device=device))
 
 
 @pytest.mark.parametrize("keys", ["profile", "profiles.ci.stage1", "profiles.ci.stage1.seed", "variants.norm.aligner"])
