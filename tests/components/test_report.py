@@ -66,4 +66,4 @@ def test_command_says_what_to_do_when_there_is_no_report_or_profile(finished: Pa
 def test_command_shows_tables_even_without_the_page_of_a_fresh_clone(finished: Path) -> None:
     write_text(finished / "data/smol/report/report.md", TABLES)
     result = CliRunner().invoke(app, ["report"])
-    assert result.exit_code == 0 and "dvc pull" in result.output
+    assert result.exit_code == 0 and "`make repro` brings it" in result.output
