@@ -140,3 +140,12 @@ def test_gain_of_target_norm_over_root_width_gives_that_output_norm() -> None:
     assert layer.weight.unique().item() == pytest.approx(target / math.sqrt(width))
     norms = layer(torch.randn(50, width, generator=torch.Generator().manual_seed(0)) * 12).norm(dim=-1)
     torch.testing.assert_close(norms, torch.full((50,), target), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(("gain", "limit", "factor"), [(0.1, 3.0, 3.0), (0.5, 3.0, 2.0), (0.1, None, 10.0)])
+def test_a_limit_bounds_the_factor_and_nothing_else(gain: float, limit: float | None, factor: float) -> None:
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(2, 4).requires_grad_()
+    y = compensate(x, torch.full((4,), -gain, dtype=torch.float64), limit)
+    assert torch.equal(y, x)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full_like(x, factor), rtol=1e-12, atol=0)

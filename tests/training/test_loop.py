@@ -100,6 +100,29 @@ def test_fault_10_the_first_steps_loss_and_gradients_do_not_depend_on_micro_batc
         assert found[1][name] == pytest.approx(found[0][name], rel=1e-4), name
 
 
+def test_clipping_per_module_holds_each_to_the_limit_by_itself(tiny: Tiny, tmp_path: Path) -> None:
+    model = tiny.model()
+    chosen = options(clip_norm=0.05, clip_per_module=True, epochs=1)
+    seen: list[dict[str, float]] = []
+    adamw_step = torch.optim.AdamW.step
+
+    def step(optimizer: torch.optim.AdamW, *arguments: Any) -> Any:
+        norms: dict[str, float] = {}
+        for group in optimizer.param_groups:
+            total = sum(float(p.grad.double().square().sum()) for p in group["params"] if p.grad is not None)
+            norms[group["module"]] = norms.get(group["module"], 0.0) + total
+        seen.append({module: total**0.5 for module, total in norms.items()})
+        return adamw_step(optimizer, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", step)
+        rows = run(model, samples_of(model, tiny.processor()), chosen, tmp_path)
+    for row, norms in zip(rows, seen, strict=True):
+        for module, norm in norms.items():
+            assert norm == pytest.approx(min(0.05, row[f"grad_{module}"]), rel=1e-3)
+        assert sum(row[f"clip_share_{module}"] for module in norms) == pytest.approx(1.0)
+
+
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A copy of every parameter and buffer."""
     return {name: value.clone() for name, value in model.state_dict().items()}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from normalign.training.optim import TrainableTable
+from normalign.training.optim import TrainableTable, update_ratio
 from normalign.vlm.model import module_of
 
 from ..conftest import TOWERS, Tiny
@@ -75,3 +75,21 @@ def test_the_description_counts_every_parameter_once(tiny: Tiny) -> None:
     assert {name: rate for name, _, rate in cells}["unused"] == "frozen"
     frozen = TrainableTable(model, options(learning_rate=STAGE1)).describe()
     assert [line.split()[-1] for line in frozen.splitlines()[1:]] == ["frozen", "0.001", "0.001", "frozen"]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_the_update_ratio_is_that_of_the_weights_before_and_after_a_step(tiny: Tiny, decay: float) -> None:
+    model = tiny.model()
+    chosen = options(weight_decay=decay)
+    optimizer = TrainableTable(model, chosen).optimizer(chosen)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        members = [p for g in optimizer.param_groups if g["module"] == "projector" for p in g["params"]]
+        for parameter in members:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        before = [p.detach().double().clone() for p in members]
+        optimizer.step()
+        change = sum(float((p.detach().double() - b).square().sum()) for p, b in zip(members, before, strict=True)) ** 0.5
+        size = sum(float(p.detach().double().square().sum()) for p in members) ** 0.5
+        assert update_ratio(optimizer, "projector") == pytest.approx(change / size, rel=1e-3)
+    assert update_ratio(optimizer, "language") == 0.0
