@@ -89,7 +89,9 @@ def test_the_update_ratio_is_that_of_the_weights_before_and_after_a_step(tiny: T
             parameter.grad = torch.randn(parameter.shape, generator=generator)
         before = [p.detach().double().clone() for p in members]
         optimizer.step()
-        change = sum(float((p.detach().double() - b).square().sum()) for p, b in zip(members, before, strict=True)) ** 0.5
+        change = (
+            sum(float((p.detach().double() - b).square().sum()) for p, b in zip(members, before, strict=True)) ** 0.5
+        )
         size = sum(float(p.detach().double().square().sum()) for p in members) ** 0.5
         assert update_ratio(optimizer, "projector") == pytest.approx(change / size, rel=1e-3)
     assert update_ratio(optimizer, "language") == 0.0
