@@ -17,8 +17,8 @@ flow: $(STAMP)
 	@exec $(RUN) -m flows.reproduce
 
 test: $(STAMP)
-	@echo "test: pytest"
-	@exec $(RUN) -m pytest
+	@echo "test: pytest, two files at a time"
+	@exec $(RUN) -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(STAMP)
 	@echo "lint: ruff check"

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Task:
     records: int
     batch: int
     threads: int
+    stock_bf16: bool = False  # the stock side autocasts to bf16 even where this processor would emulate it
 
 
 def precision() -> str:
@@ -122,6 +123,7 @@ class Setup:
             eps=1e-8,
             clip_norm=1.0,
             clip_per_module=False,
+            gradient_checkpointing=False,
             seed=SEED,
             per_turn=self.task.per_turn,
             pack=True,
@@ -292,7 +294,7 @@ def run_stock(setup: Setup) -> dict[str, Any]:
             learning_rate=RATE,
             adam_beta2=options.betas[1],
             max_grad_norm=options.clip_norm,
-            bf16=precision() == "bf16",
+            bf16=setup.task.stock_bf16 or precision() == "bf16",
             use_cpu=not torch.cuda.is_available(),
             save_strategy="no",
             report_to=[],
@@ -424,7 +426,14 @@ def main() -> None:
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count() or 1, help="threads of each side (default: all cores)"
     )
+    parser.add_argument(
+        "--stock-bf16", action="store_true", help="also time the stock side with bf16 autocast where that is emulated"
+    )
     parser.add_argument("--table", action="store_true", help="only the step time by sequence length and batch")
+    parser.add_argument("--mfu", metavar="PROFILE", help="only MFU at a profile's dimensions, such as llama32_3b")
+    parser.add_argument("--text-tokens", type=int, default=512, help="with --mfu: text tokens a sample (default: 512)")
+    parser.add_argument("--steps", type=int, default=13, help="with --mfu: steps, of which 3 warm up (default: 13)")
+    parser.add_argument("--recompute", action="store_true", help="with --mfu: gradient checkpointing")
     parser.add_argument("--one", choices=("ours", "stock"), help=argparse.SUPPRESS)
     parser.add_argument("--task", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -435,6 +444,20 @@ def main() -> None:
         table = step_times(arguments.threads, (256, 512, 1024, 2048), (1, 2, 4, 8))
         print(json.dumps(table) if arguments.json else "\n".join(str(row) for row in table))
         return
+    if arguments.mfu:
+        from benchmarks.mfu import utilisation
+
+        found = utilisation(
+            arguments.mfu,
+            micro_batch=arguments.batch,
+            text_tokens=arguments.text_tokens,
+            steps=arguments.steps,
+            threads=arguments.threads,
+            recompute=arguments.recompute,
+        )
+        lines = (f"{name:<18} {value}" for name, value in found.items())
+        print(json.dumps(found) if arguments.json else "\n".join(lines))
+        return
     common = {"records": arguments.records, "batch": arguments.batch, "threads": arguments.threads}
     tasks = {
         "stage1": Task("stage1", True, **common),
@@ -442,6 +465,12 @@ def main() -> None:
         "stage2_joint": Task("stage2", False, **common),
     }
     results = {name: compare(task) for name, task in tasks.items()}
+    if arguments.stock_bf16:
+        for name in ("stage1", "stage2"):
+            slow = measure("stock", replace(tasks[name], stock_bf16=True))
+            results[name]["speedup_over_bf16"] = results[name]["speedup"] * (
+                slow["train_seconds"] / results[name]["stock"]["train_seconds"]
+            )
     figures = {
         "precision": precision(),
         "threads": arguments.threads,
@@ -453,6 +482,11 @@ def main() -> None:
         "padding_waste": max(r["ours"]["padding_waste"] for r in results.values()),
         "aligner_overhead": aligner_overhead(tasks["stage1"], 5),
         "loss_difference": max(r["loss_difference"] for r in results.values()),
+    }
+    figures |= {
+        f"{name}_speedup_over_bf16": result["speedup_over_bf16"]
+        for name, result in results.items()
+        if "speedup_over_bf16" in result
     }
     if arguments.json:
         print(json.dumps(figures | {"runs": results}))

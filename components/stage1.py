@@ -20,7 +20,7 @@ def run(profile: Profile, variant: str) -> str:
         with atomic_directory(profile.model_folder(variant, "stage1")) as folder:
             save_file(state, folder / "projector.safetensors")
         clear_work(profile, "stage1", variant)
-    return summary("stage1", variant, trained.rows)
+    return summary("stage1", variant, trained)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def run(profile: Profile, variant: str) -> str:
         with atomic_directory(profile.model_folder(variant, "stage2")) as folder:
             save(model, processor, folder, profile.model.system_prompt, trained.state)
         clear_work(profile, "stage2", variant)
-    return summary("stage2", variant, trained.rows)
+    return summary("stage2", variant, trained)
 
 
 if __name__ == "__main__":

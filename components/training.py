@@ -18,6 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from components.common import image_root, use_threads, write_timings
+from components.live import LiveCurves
 from normalign.data.images import open_image
 from normalign.data.llava import Records
 from normalign.data.manifest import Dropped, count_dropped, explain_dropped
@@ -39,9 +40,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training stage ends with. ``state``: the model's whole state; ``main``: this process is to write it."""
+    """What a training stage ends with.
+
+    ``lost``: samples that were dropped; ``state``: the model's whole state; ``main``: this process is to write it.
+    """
 
     rows: list[dict[str, Any]]
+    lost: int
     state: dict[str, Tensor]
     main: bool
 
@@ -185,17 +190,23 @@ def run_stage(
     work = work_folder(profile, stage, variant)
     dropped = DroppedSamples(work, accelerator.process_index)
     start = time.perf_counter()
+    samples = samples_of(profile, stage, processor, model.config.image_seq_length, cache, dropped)
+    curves = LiveCurves(profile.name, stage, variant, work)
     rows = train(
         model,
-        samples_of(profile, stage, processor, model.config.image_seq_length, cache, dropped),
+        samples,
         getattr(profile, stage),
         accelerator=accelerator,
         pad_id=processor.tokenizer.pad_token_id,
         work=work,
         description=f"{stage} {variant}",
+        saves_frozen=stage != "stage1",
+        watch=curves,
     )
-    lost, trained = (sum(row[column] for row in rows) for column in ("dropped", "samples"))
-    dropped.require_share(stage, lost, lost + trained, profile.dataset.max_dropped_share)
+    curves.close()
+    planned = samples.count * getattr(profile, stage).epochs
+    lost = planned - sum(row["samples"] for row in rows)
+    dropped.require_share(stage, lost, planned, profile.dataset.max_dropped_share)
     state = {}
     for name, value in model.state_dict().items():
         full = whole(value)  # every process takes part, the main one keeps it
@@ -208,7 +219,7 @@ def run_stage(
         write_timings(f"{stage}-{variant}", seconds, supervised_tokens_per_second=round(tokens / seconds, 2))
         if lost:
             print(f"{stage} {variant}: records not trained on: {explain_dropped(dropped.by_reason())}", flush=True)
-    return Trained(rows, state, accelerator.is_main_process)
+    return Trained(rows, lost, state, accelerator.is_main_process)
 
 
 def work_folder(profile: Profile, stage: str, variant: str) -> Path:
@@ -243,10 +254,10 @@ def write_log(path: Path, rows: list[dict[str, Any]]) -> None:
     write_text(path, buffer.getvalue())
 
 
-def summary(stage: str, variant: str, rows: list[dict[str, Any]]) -> str:
+def summary(stage: str, variant: str, trained: Trained) -> str:
     """The stage's closing line."""
-    dropped = sum(row["dropped"] for row in rows)
-    lost = f", {dropped} samples dropped" if dropped else ""
+    rows = trained.rows
+    lost = f", {trained.lost} samples dropped" if trained.lost else ""
     return (
         f"{stage} {variant}: {len(rows)} steps{lost}, loss {rows[0]['loss']:.3f} → {rows[-1]['loss']:.3f}, "
         f"visual tokens at norm {rows[-1]['norm_aligner_output'] or float('nan'):.2f}"

@@ -112,12 +112,10 @@ def notes(made: Estimate, variants: int) -> list[str]:
         )
     if made.devices > 1:
         lines.append(
-            f"each process holds the whole float32 model before it is sharded: {size(stage2.memory.loading)} on its "
-            "device and as much of main memory; a checkpoint of stage 2, which is gathered on every device, adds up "
-            f"to {size(stage2.memory.saving)}"
+            f"each process holds the whole float32 model in main memory before it is sharded: "
+            f"{size(stage2.memory.loading)}; a checkpoint of stage 2, which is gathered on every device, adds up to "
+            f"{size(stage2.memory.saving)} there"
         )
-        if stage2.work.accumulation > 1:
-            lines.append("gradients stay whole between the passes of a step (they are exchanged once, in the last)")
     return lines
 
 

@@ -17,11 +17,11 @@ AHEAD = 2  # layers whose weights are gathered at a time: the one at work and th
 class Memory:
     """Bytes on one device.
 
-    ``weights`` are the float32 masters (its shard of them), ``copies`` what there is of them besides: bf16 casts,
-    gathered shards, and on a CPU the pages of an embedding that was read and then grown. ``gradients`` are float32, and
-    whole where several forward passes make a step. ``*_checkpointed``: with gradient checkpointing, only every layer's
-    input is kept. ``loading`` is the whole float32 model, which each process holds before it is sharded; ``saving`` is
-    what gathering a checkpoint adds.
+    ``weights`` are the masters (its shard of them): float32, or bf16 for what is frozen, whole, and computed in bf16;
+    ``copies`` what there is of them besides: bf16 casts, gathered shards, and on a CPU the pages of an embedding that
+    was read and then grown. ``gradients`` are float32, and kept between the forward passes of a step.
+    ``*_checkpointed``: with gradient checkpointing, only every layer's input is kept. ``loading`` is the whole float32
+    model, which each process holds in main memory before it is sharded; ``saving`` is what gathering a checkpoint adds.
     """
 
     weights: int
@@ -69,11 +69,11 @@ def precision_of(compute: ComputeSettings, devices: int) -> Precision:
 def memory(model: Model, work: Workload, precision: Precision) -> Memory:
     """The estimate for one device."""
     trained, shards = model.trained(), work.devices if precision.sharded else 1
-    accumulated = work.accumulation > 1
-    gradients = FLOAT * trained // (1 if accumulated else shards)
+    gradients = FLOAT * trained // shards
     full, checkpointed = activations(model, work, precision)
     loss = logits(model.language, work.micro_batch * work.supervised, precision)
-    resident = (FLOAT * model.parameters + ADAM * trained) // shards + copies(model, precision)
+    weights = (FLOAT * model.parameters - (FLOAT - precision.compute) * halved(model, precision)) // shards
+    resident = weights + ADAM * trained // shards + copies(model, precision)
     language = model.trained("language") > 0
     embedding = FLOAT * model.language.embedding if language else 0
     # At the end of a backward pass gradients are complete, and the embedding's still has its head's beside it.
@@ -82,12 +82,12 @@ def memory(model: Model, work: Workload, precision: Precision) -> Memory:
         end += FLOAT * (model.outside_layers if language else 0)
 
     def peak(kept: int) -> int:
-        start = kept + loss + embedding + (gradients if accumulated else 0)
+        start = kept + loss + embedding + (gradients if work.accumulation > 1 else 0)
         # Of an accelerator activations are given back while gradients come; on a CPU the C library keeps small blocks.
         return resident + (kept + loss + end if precision.cpu else max(start, end))
 
     return Memory(
-        weights=FLOAT * model.parameters // shards,
+        weights=weights,
         copies=copies(model, precision),
         gradients=gradients,
         optimizer=ADAM * trained // shards,
@@ -101,12 +101,21 @@ def memory(model: Model, work: Workload, precision: Precision) -> Memory:
     )
 
 
+def halved(model: Model, precision: Precision) -> int:
+    """Parameters kept in half precision: those of a frozen vision tower and language model, unless sharded."""
+    if not precision.half or precision.sharded or model.trained("language"):
+        return 0
+    return sum(part.parameters for part in model.parts if part.module in ("vision", "language") and not part.trained)
+
+
 def copies(model: Model, precision: Precision) -> int:
     """Bytes of weights beside their masters in a forward and backward pass."""
     layers = model.parameters - model.outside_layers
     if precision.cpu and model.language.added:
         return FLOAT * (model.language.vocabulary - model.language.added) * model.language.width
     if not precision.half and not precision.sharded:
+        return 0
+    if not precision.sharded and not model.trained("language"):
         return 0
     if not precision.sharded:  # autocast keeps a cast of every weight until the backward pass is through
         return precision.compute * layers + precision.compute * model.language.embedding

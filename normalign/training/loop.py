@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from normalign.training import checkpoint
+from normalign.training.memory import halve_frozen, recompute_layers
 from normalign.training.optim import TrainableTable, update_ratio
 from normalign.training.options import MODULES, TrainingOptions
 from normalign.training.parallel import Parallel, total_norm
@@ -88,18 +89,24 @@ def train(
     pad_id: int,
     work: Path,
     description: str,
+    saves_frozen: bool = True,
+    watch: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
 ) -> list[dict[str, Any]]:
-    """Train ``model`` in place and return one log row per optimizer step.
+    """Train ``model`` in place and return one log row per optimizer step that had samples to train on.
 
     Resumes from a checkpoint in ``work`` if there is one.
+
+    Args:
+        saves_frozen: frozen weights are wanted afterwards as they are; if not, they may be kept in half precision.
+        watch: called in the main process after every step, with all rows so far.
 
     Raises:
         TrainingStoppedError: a loss or gradient is not finite; names the step, the samples and the module.
     """
-    run = _Run(model, samples, options, Parallel(accelerator), pad_id, work)
+    run = _Run(model, samples, options, Parallel(accelerator), pad_id, work, saves_frozen)
     if run.parallel.main:
         print(run.table.describe(), flush=True)
-    return run.go(description)
+    return run.go(description, watch)
 
 
 class _Run:
@@ -111,11 +118,16 @@ class _Run:
         parallel: Parallel,
         pad_id: int,
         work: Path,
+        saves_frozen: bool,
     ) -> None:
         self.model, self.samples, self.options = model, samples, options
         self.parallel, self.pad_id, self.work = parallel, pad_id, work
         self.steps = batches(samples.count, options)
         self.table = TrainableTable(model, options)
+        if options.gradient_checkpointing:
+            recompute_layers(model)
+        if not saves_frozen and parallel.half and not parallel.sharded:
+            halve_frozen(self.table)
         self.loss = parallel.wrap(SupervisedLoss(model))
         self.table.rebind(model)
         self.optimizer = self.table.optimizer(options)
@@ -129,7 +141,7 @@ class _Run:
             module.train()
         model.model.multi_modal_projector.aligner.train()
 
-    def go(self, description: str) -> list[dict[str, Any]]:
+    def go(self, description: str, watch: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
         done, rows = checkpoint.restore(self.work, self.trained, self.optimizer)
         main = self.parallel.main
         last_saved = time.monotonic()
@@ -138,26 +150,33 @@ class _Run:
         )
         for number in range(done, len(self.steps)):
             self._set_rates(number)
-            rows.append(self._step(number))
-            bar.set_postfix(loss=f"{rows[-1]['loss']:.3f}", refresh=False)
+            row = self._step(number)
+            if row is not None:
+                rows.append(row)
+                bar.set_postfix(loss=f"{row['loss']:.3f}", refresh=False)
             bar.update()
+            if main:
+                watch(rows)
             due = time.monotonic() - last_saved > 60 * self.options.checkpoint_minutes
             if self.parallel.largest(due):
                 checkpoint.save(self.work, number + 1, rows, self.trained, self.optimizer, main=main)
                 last_saved = time.monotonic()
         bar.close()
+        if not rows:
+            raise TrainingStoppedError(
+                f"none of the {self.samples.count} samples has a supervised token that fits; raise max_tokens or look "
+                "at the data"
+            )
         return rows
 
-    def _step(self, number: int) -> dict[str, Any]:
+    def _step(self, number: int) -> dict[str, Any] | None:
+        """One optimizer step and its log row; None where all its samples were dropped, which changes nothing."""
         indices = self.steps[number]
         encoded = self._encode(self._mine(indices))
         supervised = sum(sample.supervised for sample in encoded)
         trained, targets = self.parallel.sum(len(encoded), supervised)
         if targets == 0:
-            raise TrainingStoppedError(
-                f"step {number + 1}: none of its {len(indices)} samples has a supervised token that fits; raise "
-                "max_tokens or look at the data"
-            )
+            return None
         total = 0.0
         norms: dict[str, list[float]] = {}
         size = self.options.micro_batch
@@ -169,6 +188,7 @@ class _Run:
             total += loss
             for name, value in seen.items():
                 norms.setdefault(name, []).append(value)
+        loss, mean_norms = self._means(total / targets, norms)
         gradient_norms = self._gradient_norms(number, encoded)
         total_norm = math.sqrt(sum(value**2 for value in gradient_norms.values()))
         factor = self._clip(gradient_norms, total_norm)
@@ -182,7 +202,7 @@ class _Run:
             "samples": int(trained),
             "dropped": len(indices) - int(trained),
             "supervised_tokens": int(targets),
-            "loss": self.parallel.sum(total)[0] / targets,
+            "loss": loss,
             **{f"lr_{m}": rates.get(m) for m in MODULES},
             **{f"grad_{m}": gradient_norms.get(m) for m in MODULES},
             "grad_total": total_norm,
@@ -190,7 +210,7 @@ class _Run:
             "clip_factor": factor,
             **{f"update_{m}": updates.get(m) for m in MODULES},
             **{name: gain.get(name) for name in GAIN_COLUMNS},
-            **self._mean_norms(norms),
+            **mean_norms,
         }
 
     def _clip(self, gradient_norms: dict[str, float], total_norm: float) -> float:
@@ -207,11 +227,12 @@ class _Run:
         """Size of the step just taken per module, as a share of its weights' L2 norm."""
         return {row.module: update_ratio(self.optimizer, row.module) for row in self.table.trainable()}
 
-    def _mean_norms(self, seen: dict[str, list[float]]) -> dict[str, float | None]:
-        """Mean over the micro-batches of all processes; None where no micro-batch had such tokens."""
-        sums = self.parallel.sum(*(sum(seen.get(n, ())) for n in NORM_COLUMNS))
-        counts = self.parallel.sum(*(len(seen.get(n, ())) for n in NORM_COLUMNS))
-        return {f"norm_{n}": s / c if c else None for n, s, c in zip(NORM_COLUMNS, sums, counts, strict=True)}
+    def _means(self, loss: float, seen: dict[str, list[float]]) -> tuple[float, dict[str, float | None]]:
+        """The loss of all processes, and mean norms over their micro-batches (None where none had such tokens)."""
+        sums, counts = ([of(seen.get(n, ())) for n in NORM_COLUMNS] for of in (sum, len))
+        loss, *both = self.parallel.sum(loss, *sums, *counts)  # in one exchange
+        sums, counts = both[: len(NORM_COLUMNS)], both[len(NORM_COLUMNS) :]
+        return loss, {f"norm_{n}": s / c if c else None for n, s, c in zip(NORM_COLUMNS, sums, counts, strict=True)}
 
     def _encode(self, indices: list[int]) -> list[Encoded]:
         """The samples of ``indices`` that can be trained on; the others are counted in the log row."""

@@ -42,7 +42,8 @@ class TrainingOptions:
     ``global_batch`` counts samples per optimizer step over all devices, ``micro_batch`` those of one forward pass on
     one device; accumulation follows from both and the devices at hand. ``per_turn`` trains each turn as if asked
     alone, ``pack`` lets short samples share a row. ``clip_per_module`` holds each module's gradient to ``clip_norm`` on
-    its own, so that a module with a large one takes nothing from the others.
+    its own, so that a module with a large one takes nothing from the others. ``gradient_checkpointing`` keeps only each
+    layer's input for the backward pass and computes the rest again: less memory, a third more work.
     """
 
     learning_rate: dict[str, float]
@@ -55,6 +56,7 @@ class TrainingOptions:
     eps: float
     clip_norm: float
     clip_per_module: bool
+    gradient_checkpointing: bool
     seed: int
     per_turn: bool
     pack: bool

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from normalign.norms.aligner import whole
@@ -34,6 +34,11 @@ class Parallel:
         self.sharded = self.count > 1 and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
     @property
+    def half(self) -> bool:
+        """Whether matrix products are computed in bfloat16."""
+        return self.accelerator.mixed_precision == "bf16"
+
+    @property
     def main(self) -> bool:
         """Whether this process writes files and shows progress."""
         return self.rank == 0
@@ -42,10 +47,9 @@ class Parallel:
         """The module to call in place of ``loss``; when sharded, its parameters are replaced by sharded ones."""
         if not self.sharded:
             return self.accelerator.prepare_model(loss)
-        loss.to(self.device)
+        # The model stays in main memory until `fully_shard` moves a layer to the device and keeps its shard there.
         mesh = init_device_mesh(self.device.type, (self.count,))
-        half = self.accelerator.mixed_precision == "bf16"
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if self.half else MixedPrecisionPolicy()
         model = loss.model.model
         for layer in (*vision_layers(model.vision_tower), *model.language_model.layers):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -54,11 +58,11 @@ class Parallel:
         return loss
 
     def accumulate(self, wrapped: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """Within it a backward pass exchanges gradients only if it is a step's ``last``."""
-        if isinstance(wrapped, FSDPModule):
-            wrapped.set_requires_gradient_sync(last)
-            return contextlib.nullcontext()
-        return contextlib.nullcontext() if last else self.accelerator.no_sync(wrapped)
+        """Within it a backward pass of a replicated model exchanges gradients only if it is a step's ``last``.
+
+        A sharded one exchanges them in every pass, or each device would keep the gradients of the whole model.
+        """
+        return contextlib.nullcontext() if last or self.sharded else self.accelerator.no_sync(wrapped)
 
     def sum(self, *values: float) -> list[float]:
         """Each of ``values`` summed over processes, in float64."""

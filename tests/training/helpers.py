@@ -29,6 +29,7 @@ OPTIONS = TrainingOptions(
     eps=1e-8,
     clip_norm=1.0,
     clip_per_module=False,
+    gradient_checkpointing=False,
     seed=42,
     per_turn=True,
     pack=True,

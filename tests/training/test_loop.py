@@ -2,11 +2,15 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,8 +22,10 @@ from normalign.training.loop import (
     batches,
     rate_factor,
     sample_order,
+    train,
 )
 from normalign.training.options import MODULES
+from normalign.vlm.chat import SampleDroppedError
 from normalign.vlm.forward import Visual
 
 from ..conftest import Tiny
@@ -121,6 +127,115 @@ def test_clipping_per_module_holds_each_to_the_limit_by_itself(tiny: Tiny, tmp_p
         for module, norm in norms.items():
             assert norm == pytest.approx(min(0.05, row[f"grad_{module}"]), rel=1e-3)
         assert sum(row[f"clip_share_{module}"] for module in norms) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("rates", [STAGE1, STAGE2], ids=["stage1", "stage2"])
+def test_gradient_checkpointing_changes_no_bit_and_compensates_once(
+    tiny: Tiny, tmp_path: Path, rates: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the frozen model of stage 1 too: there transformers' own checkpointing would do nothing."""
+    ends, calls = [], []
+    for recompute in (False, True):
+        model = tiny.model({"aligner": "layernorm", "gwc": True})
+        layer = type(model.model.language_model.layers[0])
+        forward, seen = layer.forward, [0]
+
+        def counted(*inputs: Any, seen: list[int] = seen, forward: Any = forward, **keywords: Any) -> Any:
+            seen[0] += 1
+            return forward(*inputs, **keywords)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(layer, "forward", counted)
+            chosen = options(learning_rate=rates, gradient_checkpointing=recompute)
+            rows = run(model, samples_of(model, tiny.processor()), chosen, tmp_path / str(recompute))
+        ends.append((rows, weights(model)))
+        calls.append(seen[0])
+    assert ends[0][0] == ends[1][0]
+    assert all(torch.equal(ends[1][1][name], value) for name, value in ends[0][1].items())
+    # A batch of text alone has nothing to train in stage 1 and needs no second pass.
+    assert calls[0] < calls[1] <= 2 * calls[0]
+
+
+def test_frozen_weights_that_are_not_saved_are_kept_in_half_precision_where_it_is_computed_in(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = {}
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})  # a process has one precision
+    for precision, saves_frozen in (("no", False), ("bf16", False), ("bf16", True)):
+        AcceleratorState._shared_state.clear()
+        model = tiny.model()
+        rows = train(
+            model,
+            samples_of(model, tiny.processor()),
+            options(learning_rate=STAGE1),
+            accelerator=Accelerator(cpu=True, mixed_precision=precision),
+            pad_id=0,
+            work=tmp_path / f"{precision}{saves_frozen}",
+            description="test",
+            saves_frozen=saves_frozen,
+        )
+        losses[precision, saves_frozen] = [row["loss"] for row in rows]
+        halved = {n for n, p in model.named_parameters() if p.dtype == torch.bfloat16}
+        frozen = {n for n, p in model.named_parameters() if "multi_modal_projector" not in n}
+        assert halved == (frozen if (precision, saves_frozen) == ("bf16", False) else set())
+    assert losses["bf16", False] == pytest.approx(losses["no", False], rel=0.02)
+
+
+def test_a_step_whose_samples_were_all_dropped_changes_nothing_and_the_run_goes_on(tiny: Tiny, tmp_path: Path) -> None:
+    chosen = options(global_batch=1, epochs=1, warmup_ratio=0.0)
+    model = tiny.model()
+    samples = samples_of(model, tiny.processor())
+    lost = batches(samples.count, chosen)[2][0]
+
+    def encode(index: int) -> Any:
+        if index == lost:
+            raise SampleDroppedError("no_supervised_token", "none")
+        return samples.encode(index)
+
+    seen: list[int] = []
+    rows = train(
+        model,
+        dataclasses.replace(samples, encode=encode),
+        chosen,
+        accelerator=Accelerator(cpu=True),
+        pad_id=0,
+        work=tmp_path,
+        description="test",
+        watch=lambda so_far: seen.append(len(so_far)),
+    )
+    assert [row["step"] for row in rows] == [1, 2, 4, 5, 6]
+    assert seen == [1, 2, 2, 3, 4, 5]
+    nothing = dataclasses.replace(samples, encode=lambda index: encode(lost))
+    with pytest.raises(TrainingStoppedError, match="none of the 6 samples has a supervised token"):
+        run(tiny.model(), nothing, chosen, tmp_path / "nothing")
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+import torch
+from normalign.training import checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+layer = torch.nn.Linear(300, 300)
+optimizer = torch.optim.AdamW(layer.parameters())
+folder = Path(sys.argv[1])
+checkpoint.save(folder, 3, [], [layer], optimizer)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    checkpoint.save(folder, 4, [], [layer], optimizer)
+except OSError as error:
+    print(error)
+print(checkpoint.restore(folder, [layer], optimizer)[0], [path.name for path in folder.iterdir()])
+"""
+
+
+@pytest.mark.parametrize("room", [0, 1000, 200_000])
+def test_where_writing_fails_in_the_midst_of_a_checkpoint_the_previous_one_survives(tmp_path: Path, room: int) -> None:
+    """The operating system itself refuses the write, so that torch's own way of failing is what is met."""
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path), str(room)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "the previous one, if any, is whole. Free disk space" in done.stdout, done.stdout
+    assert done.stdout.splitlines()[-1] == "3 ['checkpoint.pt']"
 
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
