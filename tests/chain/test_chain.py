@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytestmark = pytest.mark.slow
 
@@ -90,6 +91,16 @@ def test_every_variant_is_registered_once_and_a_second_run_does_nothing(chain: A
     assert {path: path.stat().st_mtime_ns for path in (chain.root / "data").rglob("*") if path.is_file()} == before
     assert (chain.root / "dvc.lock").read_bytes() == lock
     assert sorted(chain.registered()) == sorted(VARIANTS)
+
+
+@pytest.mark.parametrize("stage", ["stage1@ci-norm_gwc", "stage2@ci-norm_gwc"])
+def test_a_stage_that_was_killed_before_dvc_noted_its_end_comes_to_the_same_bits_again(chain: Any, stage: str) -> None:
+    lock = yaml.safe_load((chain.root / "dvc.lock").read_text())
+    noted = lock["stages"].pop(stage)  # what a kill between a stage's end and DVC's note leaves: outputs, no entry
+    (chain.root / "dvc.lock").write_text(yaml.safe_dump(lock, sort_keys=False))
+    status, output = chain.python("-m", "dvc", "repro", "--single-item", "--no-run-cache", stage)
+    assert status == 0 and "Running stage" in output, output
+    assert yaml.safe_load((chain.root / "dvc.lock").read_text())["stages"][stage] == noted
 
 
 @pytest.fixture(scope="module")
