@@ -190,10 +190,11 @@ def find_projector(model: nn.Module, core: str, tower: str, language: str, width
     """Path of the module that makes visual tokens: the last on the vision path whose output is ``width`` wide.
 
     Looked for beside the tower first, from the core inwards, then inside the tower, behind its blocks. Where several
-    could be it, the source of ``get_image_features`` (or ``forward``) says which comes last.
+    could be it, the source of ``get_image_features`` (or else of ``forward``) says which comes last.
     """
     blocks = block_list(model.get_submodule(tower))
     inner = tower if blocks is None else path_of(model, blocks)
+    vocabulary = _input_embedding(model).num_embeddings
     for container in _path_between(core, inner):
         module = model.get_submodule(container)
         able = [
@@ -201,12 +202,17 @@ def find_projector(model: nn.Module, core: str, tower: str, language: str, width
             for name, child in module.named_children()
             if not _holds(_join(container, name), (inner, language, tower))
             and _sees(child)
-            and can_output(child, width, vocabulary=_vocabulary(model))
+            and can_output(child, width, vocabulary)
         ]
-        order = _used_for_images(model, container)
-        used = sorted((name for name in able if name in order), key=order.index)
-        if used or (able and not order):
-            return _entry(model, _join(container, (used or able)[-1]))
+        holder = inner.removeprefix(f"{container}." if container else "").split(".")[0]
+        for method in ("get_image_features", "forward"):
+            order = children_used(module, method)
+            behind = order[order.index(holder) :] if holder in order else order
+            used = [name for name in behind if name in able]
+            if used:
+                return _entry(model, _join(container, used[-1]))
+        if able and not children_used(module, "forward"):  # there is no source to read
+            return _entry(model, _join(container, able[-1]))
     raise UnknownStructureError(
         f"{type(model).__name__}: found no projector, a module behind the vision tower {tower!r} whose output is "
         f"{width} wide; name it with --projector PATH"
@@ -238,10 +244,6 @@ def _entry(model: nn.Module, path: str) -> str:
     """A list of modules is not called itself: its last entry is."""
     module = model.get_submodule(path)
     return f"{path}.{len(module) - 1}" if isinstance(module, nn.ModuleList) else path
-
-
-def _vocabulary(model: nn.Module) -> int:
-    return _input_embedding(model).num_embeddings
 
 
 def can_output(module: nn.Module, width: int, vocabulary: int) -> bool:

@@ -73,7 +73,7 @@ def load_tower(folder: Path, *, trust_remote_code: bool = False) -> Tower:
         str(config.model_type),
         model.get_submodule(path),
         images,
-        core.float().eval().get_image_features,  # type: ignore[operator]
+        core.float().eval().get_image_features,
     )
 
 
