@@ -60,8 +60,8 @@ def _tiers(names: Collection[str], config: TextConfig) -> Iterator[tuple[list[st
     yield [name for name in text if _TEXT.fullmatch(_module(name))], any_shape
     yield [name for name in text if _OTHER.fullmatch(_module(name))], wide
     yield [name for name in text if "emb" in _module(name)], whole
-    # A tied model may be stored with its output matrix alone.
-    yield [name for name in text if _HEAD.fullmatch(_module(name))], any_shape
+    if not _quantised(names):  # a tied model may be stored with its output matrix alone
+        yield [name for name in text if _HEAD.fullmatch(_module(name))], any_shape
     yield [name for name in weights if _TEXT.fullmatch(_module(name))], whole
 
 

@@ -91,6 +91,8 @@ class LocalFolder:
         return path.read_bytes() if path.is_file() else None
 
     def file(self, file: str) -> ByteSource:
+        if not (self.path / file).is_file():
+            raise FileNotFoundError(f"{self.path / file} is missing, though {INDEX} names it; fetch it")
         return LocalFile(self.path / file)
 
 
