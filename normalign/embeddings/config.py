@@ -32,11 +32,12 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
     levels = [config]  # the innermost last
     while part := next((levels[-1][name] for name in TEXT_PARTS if isinstance(levels[-1].get(name), dict)), None):
         levels.append(part)
+    ties = [tied for level in levels if isinstance(tied := level.get("tie_word_embeddings"), bool)]
     multiplier = _innermost(levels, MULTIPLIERS, (int, float))
     return TextConfig(
         width=_innermost(levels, WIDTHS, int),
         vocabulary=_innermost(levels, VOCABULARIES, int),
-        tied=_innermost(levels[::-1], ("tie_word_embeddings",), bool),  # the whole model's word counts
+        tied=any(ties) if ties else None,
         multiplier=1.0 if multiplier is None else float(multiplier),
         scaled_by_root="gemma" in str(_innermost(levels, ("model_type",), str))
         or bool(_innermost(levels, ("scale_embedding",), bool)),
