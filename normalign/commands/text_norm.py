@@ -10,7 +10,7 @@ from normalign.embeddings.measure import measure_text_norm
 from normalign.embeddings.source import TextEmbedding, find_embedding
 
 LONG = 1 << 28  # bytes; less is read before a bar could be drawn
-NUMBERS = 98  # columns of text that the numbers take
+NUMBERS, SCALED = 98, 18  # columns of text that the numbers take, and those of scaled embeddings on top
 PERCENTILES = ("1", "5", "25", "75", "95", "99")
 
 
@@ -51,7 +51,7 @@ def _progress(model: str, embedding: TextEmbedding) -> Iterator[Callable[[int], 
         return
     from tqdm import tqdm
 
-    with tqdm(total=embedding.size, unit="B", unit_scale=True, desc=model, leave=False) as bar:
+    with tqdm(total=embedding.size, unit="B", unit_scale=True, desc=model, leave=False, disable=None) as bar:
         yield bar.update
 
 
@@ -63,8 +63,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
     console = Console()
     names = 24 if console.is_terminal else max(len(row["model"]) for row in rows)  # piped: one line per model
-    console = Console(width=max(console.width, names + NUMBERS))
     scaled = any(row.get("embedding_scale", 1.0) != 1.0 for row in rows)
+    console = Console(width=max(console.width, names + NUMBERS + SCALED * scaled))
     caption = "T: mean L2 norm of the non-zero rows of the text embedding; p: percentiles of the same; D: width"
     if scaled:
         caption += "; as used: after the scaling of embeddings in forward"
