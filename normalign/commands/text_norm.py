@@ -8,16 +8,18 @@ from typing import Any
 
 from normalign.embeddings.measure import measure_text_norm
 from normalign.embeddings.source import TextEmbedding, find_embedding
+from normalign.embeddings.statistics import PERCENTILES
 
 LONG = 1 << 28  # bytes; less is read before a bar could be drawn
-NUMBERS, SCALED = 98, 18  # columns of text that the numbers take, and those of scaled embeddings on top
-PERCENTILES = ("1", "5", "25", "75", "95", "99")
+NAMES, COLUMN = 16, 7  # width, in characters, that is kept for the models' names and for each further column
+DISPENSABLE = ("p1", "p25", "p75", "p99")  # left to --json where the terminal is narrow
 
 
 def text_norm(models: list[str], *, as_json: bool = False) -> bool:
     """Print T and its statistics for ``models`` as one table, or as one JSON object; whether all could be measured.
 
-    A model that cannot be measured has a row that says why, and the others are measured all the same.
+    A model that cannot be measured has a row without numbers and a line on stderr that says why (in JSON: ``error``),
+    and the others are measured all the same.
     """
     rows = [_row(model) for model in models]
     failed = [row for row in rows if "error" in row]
@@ -61,22 +63,19 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    columns = _columns(any(row.get("embedding_scale", 1.0) != 1.0 for row in rows))
     console = Console()
-    names = 24 if console.is_terminal else max(len(row["model"]) for row in rows)  # piped: one line per model
-    scaled = any(row.get("embedding_scale", 1.0) != 1.0 for row in rows)
-    console = Console(width=max(console.width, names + NUMBERS + SCALED * scaled))
+    if console.is_terminal and console.width < NAMES + COLUMN * len(columns):
+        columns = {title: cell for title, cell in columns.items() if title not in DISPENSABLE}
+    names = NAMES if console.is_terminal else max(len(row["model"]) for row in rows)  # piped: one line per model
+    console = Console(width=max(console.width, names + COLUMN * len(columns)))
     caption = "T: mean L2 norm of the non-zero rows of the text embedding; p: percentiles of the same; D: width"
-    if scaled:
-        caption += "; as used: after the scaling of embeddings in forward"
     table = Table(title="Text embeddings", caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("model", overflow="fold")
-    for name in _columns(scaled):
-        table.add_column(name, justify="right", no_wrap=True)
+    for title in columns:
+        table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        if "error" in row:
-            table.add_row(Text(f"{row['model']}: not measured, see below"))
-        else:
-            table.add_row(Text(row["model"]), *_cells(row, scaled))
+        table.add_row(Text(row["model"]), *("-" if "error" in row else cell(row) for cell in columns.values()))
     console.print(table)
     console.print(
         "T is the norm that an aligner aims at: `normalign attach MODEL OUT --aligner layernorm` inserts one, "
@@ -87,16 +86,22 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     )
 
 
-def _columns(scaled: bool) -> list[str]:
-    columns = ["T", "std", "median", *(f"p{p}" for p in PERCENTILES), "zero rows", "rows", "D", "T/√D"]
-    return [*columns, "scale", "T as used"] if scaled else columns
-
-
-def _cells(row: dict[str, Any], scaled: bool) -> list[str]:
-    values = [row["T"], row["std"], row["median"], *(row["percentiles"][p] for p in PERCENTILES)]
-    cells = [_number(value) for value in values]
-    cells += [f"{row['zero_rows']}", f"{row['rows']}", f"{row['hidden_size']}", _number(row["g_init"])]
-    return [*cells, _number(row["embedding_scale"]), _number(row["T_as_used"])] if scaled else cells
+def _columns(scaled: bool) -> dict[str, Callable[[dict[str, Any]], str]]:
+    """Title of each column and what fills it; ``scaled``: with those of embeddings that forward scales."""
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "T": lambda row: _number(row["T"]),
+        "std": lambda row: _number(row["std"]),
+        "median": lambda row: _number(row["median"]),
+        **{f"p{p}": lambda row, p=p: _number(row["percentiles"][str(p)]) for p in PERCENTILES},  # type: ignore[misc]
+        "zero\nrows": lambda row: f"{row['zero_rows']}",
+        "rows": lambda row: f"{row['rows']}",
+        "D": lambda row: f"{row['hidden_size']}",
+        "T/√D": lambda row: _number(row["g_init"]),
+    }
+    if scaled:
+        columns["scale in\nforward"] = lambda row: _number(row["embedding_scale"])
+        columns["T as\nused"] = lambda row: _number(row["T_as_used"])
+    return columns
 
 
 def _number(value: float) -> str:

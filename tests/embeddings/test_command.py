@@ -65,7 +65,8 @@ def test_the_table_has_a_row_for_each_model_and_errors_below_it(tmp_path: Path) 
     row = next(line for line in done.stdout.splitlines() if str(good) in line).split()[1:]
     assert row[:3] == ["5.667", "3.300", "5.000"]
     assert row[-4:] == ["1", "4", "2", "4.007"]
-    assert "not measured, see below" in done.stdout
+    absent = next(line for line in done.stdout.splitlines() if str(tmp_path / "absent") in line).split()[1:]
+    assert absent == ["-"] * len(row)
     assert "as used" not in done.stdout
     assert re.fullmatch(r"error: .*absent: no such file or folder.*\n", done.stderr)
     assert "normalign attach" in done.stdout.splitlines()[-1]
