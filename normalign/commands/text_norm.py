@@ -67,8 +67,11 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     console = Console()
     if console.is_terminal and console.width < NAMES + COLUMN * len(columns):
         columns = {title: cell for title, cell in columns.items() if title not in DISPENSABLE}
-    names = NAMES if console.is_terminal else max(len(row["model"]) for row in rows)  # piped: one line per model
-    console = Console(width=max(console.width, names + COLUMN * len(columns)))
+    room = COLUMN * len(columns)
+    if console.is_terminal:
+        console = Console(width=max(console.width, NAMES + room))
+    else:  # piped: one line per model
+        console = Console(width=max(len(row["model"]) for row in rows) + 2 * room)
     caption = "T: mean L2 norm of the non-zero rows of the text embedding; p: percentiles of the same; D: width"
     table = Table(title="Text embeddings", caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("model", overflow="fold")

@@ -54,12 +54,15 @@ class Hub:
         """The repository on ``HF_ENDPOINT``, read with ``HF_TOKEN``.
 
         Raises:
-            ValueError: the endpoint is not an address of http or https.
+            ValueError: the endpoint is not an address of http or https, or the token is none.
         """
         endpoint = (environment.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
         if urlsplit(endpoint).scheme not in ("http", "https"):
             raise ValueError(f"HF_ENDPOINT is {endpoint!r}, not an address that begins with https:// or http://")
-        return cls(repository, revision, endpoint, environment.get("HF_TOKEN") or None)
+        token = environment.get("HF_TOKEN", "").strip()
+        if not re.fullmatch(r"[!-~]*", token):  # http.client would print it in its own error
+            raise ValueError("HF_TOKEN holds a space, a line break or a letter that no token has; set it again")
+        return cls(repository, revision, endpoint, token or None)
 
     @property
     def name(self) -> str:

@@ -116,6 +116,16 @@ def test_a_hub_that_cannot_be_reached_is_told(hub: LocalHub, monkeypatch: pytest
         find_embedding("org/model")
 
 
+def test_a_broken_token_is_refused_without_being_printed(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_se\ncret")
+    with pytest.raises(ValueError, match="HF_TOKEN holds a space") as caught:
+        find_embedding("org/model")
+    assert "cret" not in str(caught.value)
+    monkeypatch.setenv("HF_TOKEN", f"{TOKEN}\n")
+    hub.needs_token = True
+    assert find_embedding("org/model").width == 64
+
+
 @pytest.mark.parametrize("endpoint", ["file:///etc", "huggingface.co"])
 def test_only_web_addresses_are_endpoints(hub: LocalHub, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
