@@ -14,6 +14,7 @@ LAYERS = (
     ("normalign.files", "normalign.embeddings"),
     ("normalign.norms",),
     ("normalign.vlm",),
+    ("normalign.anatomy",),
     ("normalign.training",),
     ("normalign.settings",),
     tuple(
