@@ -13,6 +13,10 @@ _PROFILE = typer.Option(None, help="Profile to show; default: the one in params.
 _VISION_CONFIG = typer.Option(None, help="config.json of the vision tower.")
 _LANGUAGE_CONFIG = typer.Option(None, help="config.json of the language model.")
 
+_MODELS = typer.Argument(
+    metavar="MODEL...", help="Folders, .safetensors or .gguf files, hub models org/name[@revision]."
+)
+
 
 @contextmanager
 def _told() -> Iterator[None]:
@@ -50,6 +54,18 @@ def compare(profile: str | None = _PROFILE) -> None:
 
     with _told():
         compare(profile)
+
+
+@app.command("text-norm")
+def text_norm(
+    models: list[str] = _MODELS,
+    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of a table."),
+) -> None:
+    """T, the mean norm of the text embeddings, of language models or VLMs; reads the embedding tensors alone."""
+    from normalign.commands.text_norm import text_norm
+
+    if not text_norm(models, as_json=as_json):
+        raise typer.Exit(1)
 
 
 @app.command()
