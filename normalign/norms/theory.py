@@ -33,22 +33,25 @@ class Updates:
         """The same update in every layer."""
         return cls([size] * layers, [angle] * layers)
 
+    @classmethod
+    def between(cls, norms: Sequence[float], turned: Sequence[float]) -> "Updates":
+        """The updates that take a token through ``norms`` (before the first layer, after each), turning it ``turned``.
+
+        Two sides and the angle between them determine the triangle of state, update and new state.
+        """
+        sizes, angles = [], []
+        for before, after, degrees in zip(norms[:-1], norms[1:], turned, strict=True):
+            along = after * _cos(degrees) - before
+            across = after * math.sin(math.radians(degrees))
+            sizes.append(math.hypot(along, across))
+            angles.append(math.degrees(math.atan2(across, along)))
+        return cls(sizes, angles)
+
 
 def turning_angle(norm: float, size: float, angle: float) -> float:
     """Degrees by which a state of ``norm`` turns: tan θ_eff = C sin θ / (‖h‖ + C cos θ), exact also beyond 90°."""
     theta = math.radians(angle)
     return math.degrees(math.atan2(size * math.sin(theta), norm + size * math.cos(theta)))
-
-
-def update_angle(norm_before: float, norm_after: float, size: float) -> float:
-    """θ, the angle of an update of length ``size`` to the state it is added to, from the norms (law of cosines).
-
-    Lengths that form no triangle (means of many tokens need not) give the nearest that do: 0 or 180. 90 for no update.
-    """
-    if norm_before <= 0 or size <= 0:
-        return 90.0
-    cosine = (norm_after**2 - norm_before**2 - size**2) / (2 * norm_before * size)
-    return math.degrees(math.acos(max(-1.0, min(1.0, cosine))))
 
 
 def norms_over_layers(norm: float, updates: Updates) -> list[float]:

@@ -17,7 +17,6 @@ from normalign.norms.theory import (
     turning_angle,
     turning_angles,
     turning_directions,
-    update_angle,
     update_correlation,
 )
 
@@ -30,7 +29,6 @@ GENERAL = Updates([0.5, 1.5, 0.2, 2.0], [90, 60, 120, 100])
 NOISE = 4 / math.sqrt(WIDTH * PAIRS) + 1 / WIDTH
 
 lengths = st.floats(0.01, 1000)
-angles = st.floats(0, 180)
 
 
 def unit(x_ND: Tensor) -> Tensor:
@@ -89,15 +87,19 @@ def test_turning_angle_worked_out_by_hand() -> None:
     assert turning_angle(5, 3, 0) == 0
 
 
-@given(lengths, lengths, st.floats(5, 175))
-def test_update_angle_follows_from_the_three_lengths(norm: float, size: float, angle: float) -> None:
-    if 1e-2 < size / norm < 1e2:
-        after = norms_over_layers(norm, Updates([size], [angle]))[1]
-        assert update_angle(norm, after, size) == pytest.approx(angle, abs=1e-3)
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(1, 179)), min_size=1, max_size=5))
+def test_updates_follow_from_norms_and_turning_angles(steps: list[tuple[float, float]]) -> None:
+    updates = Updates([size for size, _ in steps], [angle for _, angle in steps])
+    norms = norms_over_layers(1, updates)
+    if min(norms) > 1e-3:
+        found = Updates.between(norms, turning_angles(1, updates))
+        assert found.size == pytest.approx(updates.size, rel=1e-6)
+        assert found.angle == pytest.approx(updates.angle, rel=1e-4)
 
 
-def test_lengths_that_form_no_triangle_give_the_nearest_angle_that_does() -> None:
-    assert (update_angle(1, 9, 2), update_angle(9, 1, 2), update_angle(1, 1, 0)) == (0, 180, 90)
+def test_updates_between_norms_worked_out_by_hand() -> None:
+    found = Updates.between([3, 5, 5], [math.degrees(math.acos(3 / 5)), 0])  # the 3-4-5 triangle, then no update
+    assert found.size == pytest.approx([4, 0]) and found.angle[0] == pytest.approx(90)
 
 
 @given(lengths, st.floats(1.01, 100), lengths, st.floats(1, 90))
