@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from normalign.diagnosis.verdict import SEVERITIES, judge, measured_correlation, severity, text_updates
 from normalign.norms.theory import Updates, threshold_correlation
+
 from .results import result
 
 # Text of norm 2 gets an update of its own length at right angles: it turns by 45 degrees in the first layer.
