@@ -13,6 +13,8 @@ _PROFILE = typer.Option(None, help="Profile to show; default: the one in params.
 _VISION_CONFIG = typer.Option(None, help="config.json of the vision tower.")
 _LANGUAGE_CONFIG = typer.Option(None, help="config.json of the language model.")
 
+_RESULTS = typer.Argument(None, help="Results of probe, text-norm or encoder-norm, as JSON.")
+
 
 @contextmanager
 def _told() -> Iterator[None]:
@@ -83,6 +85,18 @@ def plan(
             language_config,
         )
         plan(profile, question, as_json=as_json)
+
+
+@app.command()
+def tables(
+    results: list[Path] | None = _RESULTS,
+    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of tables."),
+) -> None:
+    """Print the paper's tables RQ1 to RQ4, its figures beside what was measured here."""
+    from normalign.commands.tables import tables
+
+    with _told():
+        tables(results or [], as_json=as_json)
 
 
 if __name__ == "__main__":
