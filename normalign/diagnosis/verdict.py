@@ -233,7 +233,11 @@ def _theory_words(theory: dict[str, Any] | None) -> list[str]:
     ]
     if theory["holds_below_cosine"] is None:
         return words
-    return [*words, f"Updates of visual and text tokens correlate with ρ = {theory['rho']:.3g}. " + _inequality(theory)]
+    return [
+        *words,
+        f"Updates of visual and text tokens correlate with ρ = {theory['rho']:.3g} over all pairs, related or not. "
+        + _inequality(theory),
+    ]
 
 
 def _inequality(theory: dict[str, Any]) -> str:
@@ -241,9 +245,11 @@ def _inequality(theory: dict[str, Any]) -> str:
     bound = theory["holds_below_cosine"]
     if bound in (0.0, 1.0):
         effect = "lowers" if bound else "raises"
-        return f"Under the theory, imbalance {effect} the attention score of related pairs, however close at the merge."
+        return (
+            f"At this ρ imbalance {effect} the expected attention score of related pairs, however close at the merge."
+        )
     return (
-        "Under the theory, imbalance lowers the attention score of related pairs whose cosine at the merge is below "
+        "At this ρ imbalance lowers the expected attention score of related pairs whose cosine at the merge is below "
         f"{bound:.2g}, and raises it for closer ones; which pairs are related was not measured."
     )
 

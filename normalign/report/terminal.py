@@ -1,5 +1,6 @@
 """Blocks of a report in the terminal."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import Literal
 
@@ -33,9 +34,16 @@ def rich_table(table: Table) -> RichTable:
         title_justify="left",
         caption_justify="left",
     )
-    for column, letter in zip(table.columns, table.align, strict=True):
+    for index, letter in enumerate(table.align):
         side: Literal["left", "right"] = "right" if letter == "r" else "left"
-        shown.add_column(RichText(column), justify=side, overflow="fold")
+        header = _header(table.columns[index], [row[index] for row in table.rows])
+        shown.add_column(RichText(header), justify=side, overflow="fold")
     for index, row in enumerate(table.rows):
         shown.add_row(*(RichText(cell) for cell in row), style="bold" if index in table.failed else None)
     return shown
+
+
+def _header(column: str, cells: Sequence[str]) -> str:
+    """A column's name, on as many lines as it takes to be no wider than its cells or its longest word."""
+    width = max([1, *map(len, column.split()), *map(len, cells)])
+    return textwrap.fill(column, width)
