@@ -78,8 +78,17 @@ def text_norm(result: dict[str, Any]) -> float:
 
 
 def measured_correlation(result: dict[str, Any]) -> float | None:
-    """ρ of a probed model: mean over its first layers; None if it was not measured."""
-    return _mean((result.get("theory") or {}).get("rho"))
+    """ρ of a probed model's first layers together; None if it was not measured.
+
+    Layers weigh as much as they turn text tokens (C sin θ squared), so that it is the share of all these layers' update
+    variance that is in common, as in the theory.
+    """
+    rho = ((result.get("theory") or {}).get("rho") or [])[:FIRST_LAYERS]
+    updates = text_updates(result)
+    sizes = (size * math.sin(math.radians(angle)) for size, angle in zip(updates.size, updates.angle, strict=True))
+    known = [(size**2, value) for size, value in zip(sizes, rho, strict=False) if value is not None]
+    total = math.fsum(weight for weight, _ in known)
+    return math.fsum(weight * value for weight, value in known) / total if total > 0 else None
 
 
 def _imbalance(k: float) -> float:

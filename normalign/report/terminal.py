@@ -17,6 +17,8 @@ def print_blocks(console: Console, blocks: Sequence[Text | Table]) -> None:
     for block in blocks:
         if isinstance(block, Table):
             console.print(rich_table(block))
+            if block.note:
+                console.print(block.note, style="dim", markup=False, highlight=False)
             console.print()
             continue
         for paragraph in block.paragraphs:
@@ -25,14 +27,12 @@ def print_blocks(console: Console, blocks: Sequence[Text | Table]) -> None:
 
 
 def rich_table(table: Table) -> RichTable:
-    """A table of a report for the terminal: rows to mark in bold, wide cells folded."""
+    """A table of a report for the terminal, without its note: rows to mark in bold, wide cells folded."""
     shown = RichTable(
         title=RichText(table.title),
-        caption=RichText(table.note) if table.note else None,
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         title_justify="left",
-        caption_justify="left",
     )
     for index, letter in enumerate(table.align):
         side: Literal["left", "right"] = "right" if letter == "r" else "left"

@@ -61,7 +61,8 @@ DOCTOR_TERMS = (
     "assumptions of uniform magnitude and consistent geometry.",
     "ρ: mean cosine between what turns a visual and what turns a text token in the same layer, over all pairs, "
     "related or not, for which pairs are related is not known. What all pairs share raises the scores of unrelated "
-    "pairs just as much; whether related pairs stand out rests on what they share beyond it, and that is not measured.",
+    "pairs just as much; whether related pairs stand out rests on what they share beyond it, and that is not measured. "
+    "Over several layers: the mean, each weighing as the squared length of what turns its text tokens.",
     "ρ*: above it, norm imbalance lowers the expected attention score of related pairs, as the paper says; below it, "
     "it raises the score, because a token that hardly turns keeps the alignment it came with.",
 )

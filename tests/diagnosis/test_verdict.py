@@ -136,6 +136,15 @@ def test_text_updates_are_recovered_from_norms_and_angles() -> None:
     assert found.size == pytest.approx(updates.size[:8]) and found.angle == pytest.approx(updates.angle[:8])
 
 
+def test_rho_of_the_first_layers_is_the_share_of_their_update_variance() -> None:
+    # Turning parts 2 sin 90 = 2 and 2 sin 30 = 1: weights 4 and 1.
+    changed = result(3, Updates([2, 2], [90, 30]))
+    changed["theory"]["rho"] = [0.1, 0.6]
+    assert measured_correlation(changed) == pytest.approx((4 * 0.1 + 1 * 0.6) / 5)
+    changed["theory"]["rho"] = [None, 0.6]
+    assert measured_correlation(changed) == pytest.approx(0.6)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 8, 12])
 def test_any_depth_is_judged_by_its_first_eight_layers_at_most(depth: int) -> None:
     verdict = judge(result(30, Updates.uniform(2.0, 90, depth)))
