@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 
-from normalign.diagnosis.verdict import RELATED_COSINE, measured_correlation, text_norm, text_updates
+from normalign.diagnosis.theory import RELATED_COSINE, measured_correlation, text_norm, text_updates
 from normalign.norms.theory import expected_cosines, expected_score, threshold_correlation
 from normalign.report.charts import (
     LINES,
