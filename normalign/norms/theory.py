@@ -3,13 +3,14 @@
 A pre-norm layer adds an update of length C at an angle θ to the state h, whatever the length of h. So a long state
 turns less. Angles are in degrees everywhere; C and ‖h‖ are in the units of the residual stream.
 
-Shape suffix: D width.
+Shape suffixes: N tokens, D width.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -146,15 +147,29 @@ def threshold_correlation(
     return start / slope if slope > 0 else None
 
 
-def update_correlation(visual_sum_D: Tensor, visual_tokens: int, text_sum_D: Tensor, text_tokens: int) -> float:
-    """ρ of one layer as a model shows it: mean cosine between what turns a visual and what turns a text token.
+def turning_directions(before_ND: Tensor, after_ND: Tensor) -> Tensor:
+    """Unit vectors (N, D) of the part of each token's update that is orthogonal to its state; 0 where there is none.
 
-    What turns a token is the part w = Δ − (Δ·h/‖h‖²) h of its update Δ that is orthogonal to its state h. The mean over
-    all pairs is the product of two means, so one running sum of w/‖w‖ (D,) and one count per modality suffice, over any
-    number of batches; the sum is Δᵀp − hᵀq with p = 1/‖w‖ and q = p Δ·h/‖h‖². If every w/‖w‖ is √ρ of a direction that
-    all tokens share plus √(1−ρ) of its own, the result is ρ. Which pairs are related is not known in a model, so it is
-    over all: it raises the expected cosine of unrelated pairs by as much, and what related pairs share beyond it is not
-    in it.
+    In float64. With Δ = after − before and w = Δ − (Δ·h/‖h‖²) h, the sum over tokens that ``update_correlation`` needs
+    is Δᵀp − hᵀq with p = 1/‖w‖ and q = p Δ·h/‖h‖²: two matrix-vector products.
+    """
+    before_ND, after_ND = before_ND.double(), after_ND.double()
+    update_ND = after_ND - before_ND
+    along_N1 = (update_ND * before_ND).sum(-1, keepdim=True) / before_ND.square().sum(-1, keepdim=True).clamp_min(
+        1e-300
+    )
+    across_ND = update_ND - along_N1 * before_ND
+    length_N1 = across_ND.norm(dim=-1, keepdim=True)
+    return torch.where(length_N1 > 1e-12 * update_ND.norm(dim=-1, keepdim=True), across_ND / length_N1, 0.0)
+
+
+def update_correlation(visual_sum_D: Tensor, visual_tokens: int, text_sum_D: Tensor, text_tokens: int) -> float:
+    """ρ of one layer as a model shows it: mean cosine between the turning updates of a visual and of a text token.
+
+    The mean over all pairs is the product of two means, so that one running sum of ``turning_directions`` (D,) and one
+    count per modality suffice, over any number of batches. If every update is √ρ of a direction that all tokens share
+    plus √(1−ρ) of its own, this is ρ. Which pairs are related is not known in a model, so this is over all: it raises
+    the expected cosine of unrelated pairs by as much, and what related pairs share beyond it is not in it.
 
     Raises:
         ValueError: a modality has no tokens.

@@ -16,6 +16,7 @@ from normalign.norms.theory import (
     threshold_correlation,
     turning_angle,
     turning_angles,
+    turning_directions,
     update_correlation,
 )
 
@@ -67,11 +68,6 @@ def mean_cosine(a_ND: Tensor, b_ND: Tensor) -> float:
 
 def degrees_between(a_ND: Tensor, b_ND: Tensor) -> Tensor:
     return torch.rad2deg(torch.arccos((unit(a_ND) * unit(b_ND)).sum(-1).clamp(-1, 1)))
-
-
-def turning_directions(before_ND: Tensor, after_ND: Tensor) -> Tensor:
-    """Unit vectors of the part of each token's update that is orthogonal to its state."""
-    return across(after_ND - before_ND, before_ND)
 
 
 @given(lengths, lengths, st.floats(1, 179))
@@ -229,16 +225,21 @@ def test_update_correlation_is_the_mean_cosine_over_all_pairs_however_they_are_b
     assert rho == pytest.approx(pairs.mean().item(), abs=1e-12)
 
 
-def test_the_sum_of_directions_needs_two_products_only() -> None:
+def test_turning_directions_are_unit_vectors_across_the_state_and_their_sum_needs_two_products_only() -> None:
     rng = torch.Generator().manual_seed(6)
     before, after = gaussian(rng, 12), gaussian(rng, 12)
+    directions = turning_directions(before, after)
+    assert torch.allclose(directions.norm(dim=-1), torch.ones(12, dtype=torch.float64))
+    assert (directions * before).sum(-1).abs().max() < 1e-12
     update = after - before
     along = (update * before).sum(-1)
     p = (update.square().sum(-1) - along**2 / before.square().sum(-1)).rsqrt()
     q = p * along / before.square().sum(-1)
-    assert torch.allclose(turning_directions(before, after).sum(0), update.T @ p - before.T @ q)
+    assert torch.allclose(directions.sum(0), update.T @ p - before.T @ q)
 
 
-def test_a_modality_without_tokens_has_no_correlation() -> None:
+def test_a_token_that_does_not_turn_has_no_direction() -> None:
+    state = torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0]])
+    assert turning_directions(state, torch.tensor([[2.0, 4.0], [0.0, 0.0], [3.0, 4.0]])).tolist() == [[0, 0]] * 3
     with pytest.raises(ValueError, match="0 visual and 3 text"):
         update_correlation(torch.zeros(2), 0, torch.zeros(2), 3)
