@@ -56,7 +56,7 @@ def theory_figures(result: dict[str, Any]) -> dict[str, Any] | None:
     error = mean_of_first([None if e is None else abs(e) for e in errors])
     measured = mean_of_first(theory["angle_measured"])
     relative = error / measured if error is not None and measured else None
-    updates, start, k = text_updates(result), text_norm(result), result["ratio"]
+    updates, start, k = text_updates(result), text_norm(result), result["k_in_context"]
     rho = measured_correlation(result)
     per_cosine = threshold_correlation(k, updates, 1.0, start)  # proportional to the initial cosine
     turned = zip(result["layers"]["text"]["angle"], result["layers"]["visual"]["angle"], strict=True)
