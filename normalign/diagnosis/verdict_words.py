@@ -11,8 +11,8 @@ def verdict_words(result: dict[str, Any], verdict: dict[str, Any]) -> list[str]:
     words = [
         f"Visual tokens enter the language model at {verdict['k']:.3g} × T (T = {result['T_as_used']:.3g}, the mean "
         f"norm of its text embeddings); against the text in the same prompts, k = {verdict['k_in_context']:.3g}. "
-        f"Measured on {counts['samples']} samples: {counts['visual_tokens']} visual and {counts['text_tokens']} text "
-        "tokens.",
+        f"Samples measured: {counts['samples']}, with {counts['visual_tokens']} visual and "
+        f"{counts['text_tokens']} text tokens.",
         f"Over the first {first['count']} layers visual tokens turn by {first['visual_angle']:.3g}° a layer, text "
         f"tokens by {first['text_angle']:.3g}°; their cosines differ by {verdict['gap_first8']:.3g} on average (sync "
         f"gap). Severity: {verdict['severity']}.",
@@ -42,6 +42,11 @@ def _failure_words(verdict: dict[str, Any]) -> str:
         return "The norms differ, but the first layers turn both modalities alike: neither inertia nor overwriting."
     if balanced and level(verdict["gap_first8"], GAP):
         return "The norms are balanced, so the gap has another cause than norm imbalance."
+    if not balanced and first["turning_share"] is not None:
+        return (
+            f"Visual tokens turn {first['turning_share']:.2g} times as far as text, with a mean cosine of "
+            f"{first['visual_cosine']:.2f}: neither inertia (near 1, and less than half as far) nor overwriting."
+        )
     return "Neither inertia nor overwriting."
 
 

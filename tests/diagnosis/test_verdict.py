@@ -75,6 +75,14 @@ def test_a_ratio_that_does_not_show_in_the_layers_is_not_called_inertia() -> Non
     assert (strong["severity"], strong["failure"]) == ("mild", None)
 
 
+def test_an_imbalance_that_shows_short_of_inertia_is_said_with_its_figures() -> None:
+    # Visual tokens turn by atan(1 / sqrt(9 + l)): a mean cosine of about 0.96, but more than half as far as text.
+    verdict = judge(result(3, EIGHT))
+    assert (verdict["severity"], verdict["failure"]) == ("mild", None)
+    share = verdict["first_layers"]["turning_share"]
+    assert 0.5 < share < 1 and f"turn {share:.2g} times as far as text" in words(verdict)
+
+
 def test_a_gap_between_balanced_norms_is_not_blamed_on_norms() -> None:
     verdict = judge(result(1, EIGHT, Updates.uniform(0.02, 90, 8)))
     assert verdict["gap_first8"] > 0.0625 and verdict["severity"] == "none"
