@@ -82,7 +82,10 @@ def interface_table(inputs: ReportInputs) -> Table:
             summary = dig(variant.probe, "points", point, "interface", key)
             rows.append([variant.name, label, name, *summary_cells(summary)])
     columns = ["Variant", "Point", "Interface", *SUMMARY_COLUMNS]
-    note = "L2 norm per token. Sinks: tokens of outlying norm, count and share of all tokens."
+    note = (
+        "L2 norm of every token the tower emits, CLS and registers included. Sinks: tokens of outlying norm, count and "
+        "share of all tokens."
+    )
     return Table("Norms at every interface", columns, rows, "lllrrrrrrr", note)
 
 
