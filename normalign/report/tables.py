@@ -82,10 +82,7 @@ def interface_table(inputs: ReportInputs) -> Table:
             summary = dig(variant.probe, "points", point, "interface", key)
             rows.append([variant.name, label, name, *summary_cells(summary)])
     columns = ["Variant", "Point", "Interface", *SUMMARY_COLUMNS]
-    note = (
-        "L2 norm of every token the tower emits, CLS and registers included. Sinks: tokens of outlying norm, count and "
-        "share of all tokens."
-    )
+    note = "L2 norm per token. Sinks: tokens of outlying norm, count and share of all tokens."
     return Table("Norms at every interface", columns, rows, "lllrrrrrrr", note)
 
 
@@ -125,7 +122,8 @@ def encoder_table(inputs: ReportInputs) -> Table:
     columns = ["Where", *SUMMARY_COLUMNS]
     note = (
         f"{dig(data, 'images') or MISSING} images of {dig(data, 'tokens_per_image') or MISSING} tokens. "
-        f"{feature_sentence(inputs)} Its mean is {number(dig(data, 'ratio_to_T'))} × T."
+        f"{feature_sentence(inputs)} Its mean is {number(dig(data, 'ratio_to_T'))} × T. CLS and registers count "
+        "among the tokens of every layer; the projector reads patches alone."
     )
     return Table("Vision tower, layer by layer", columns, rows, "lrrrrrrr", note)
 
