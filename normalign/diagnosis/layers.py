@@ -1,129 +1,198 @@
-"""Layer statistics of visual and text tokens in one forward pass (SCIENCE §3; UB §4, §5.3.3; TA).
+"""Layer statistics of visual and text tokens, streamed (SCIENCE §3; UB §4, §5.3.3; TA).
 
-The decoder layers are hooked, because the last hidden state that transformers returns is after the final norm.
+Of every token and layer six numbers are kept; the states are only reduced to them, and to sums over tokens.
 
-Shape suffixes: B samples, L length, D width, H heads, N tokens of one modality.
+Shape suffixes: B samples, L length, D width, N tokens of one modality, C columns.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from normalign.norms.rank import effective_rank
-from normalign.norms.statistics import angle_degrees, cosine, language_sinks, summarise_norms, sync_gap
+from normalign.diagnosis.capture import LayerStep, token_norms
+from normalign.norms.rank import StreamedGram
+from normalign.norms.statistics import language_sinks, summarise_norms, sync_gap
+from normalign.norms.theory import predict_angles, update_correlation
 
 MODALITIES = ("visual", "text")
 FIRST_LAYERS = 8
+BEFORE, AFTER, UPDATE, PRODUCT, ATTENTION, MLP = range(6)  # columns: norms, and h·Δ as PRODUCT
 
 
-class LayerProbe:
-    """Catches the residual stream before and after every decoder layer, and each layer's attention and MLP outputs."""
+@dataclass
+class Masks:
+    """Which positions (B, L) of a batch are visual tokens and which text; padding is neither.
 
-    def __init__(self, language_model: Any) -> None:
-        self.layers: Any = language_model.layers
-        self.states: list[Tensor] = []
-        self.attention: list[Tensor] = []
-        self.mlp: list[Tensor] = []
-        self._handles: list[Any] = []
+    ``ranked``: equally many of both in every sample, evenly chosen, as flat indices.
+    """
 
-    def __enter__(self) -> "LayerProbe":
-        self.states, self.attention, self.mlp = [], [], []
-        self._handles = [self.layers[0].register_forward_pre_hook(self._input, with_kwargs=True)]
-        for layer in self.layers:
-            self._handles.append(layer.register_forward_hook(_keep(self.states)))
-            self._handles.append(layer.self_attn.register_forward_hook(_keep(self.attention)))
-            self._handles.append(layer.mlp.register_forward_hook(_keep(self.mlp)))
-        return self
+    visual_BL: Tensor
+    text_BL: Tensor
 
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _input(self, _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self.states.append((inputs[0] if inputs else keywords["hidden_states"]).detach())
-
-
-def _keep(store: list[Tensor]) -> Any:
-    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        store.append((output[0] if isinstance(output, tuple) else output).detach())
-
-    return hook
+    def __post_init__(self) -> None:
+        masks = {"visual": self.visual_BL, "text": self.text_BL}
+        self.flat = {name: mask_BL.flatten().nonzero().squeeze(1) for name, mask_BL in masks.items()}
+        self.ranked: dict[str, Tensor] = {}
+        length = self.visual_BL.shape[1]
+        for name, mask_BL in masks.items():
+            rows = []
+            for row, mask_L in enumerate(mask_BL):
+                at_N = mask_L.nonzero().squeeze(1)
+                wanted = min(int(self.visual_BL[row].sum()), int(self.text_BL[row].sum()))
+                chosen = torch.arange(wanted, device=at_N.device) * len(at_N) // max(wanted, 1)
+                rows.append(at_N[chosen] + row * length)
+            self.ranked[name] = torch.cat(rows)
 
 
 class LayerStatistics:
-    """Accumulates, over samples, what is needed per layer and modality; ``summary`` gives the figures.
+    """Accumulates steps of any number of batches; ``summary`` gives the figures, ``theory`` what they test.
 
-    Norms, cosines and update sizes are kept per token (a scalar each); the states themselves are kept only for
-    ``rank_tokens`` tokens per modality, equally many of both, for the effective rank.
+    The result does not depend on the order of samples, on how they are put into batches, or on padding.
+
+    Args:
+        ranks: effective ranks too: up to a D x D float64 matrix per modality and state.
     """
 
-    def __init__(self, depth: int, rank_tokens: int = 256) -> None:
+    def __init__(self, depth: int, width: int, *, ranks: bool = True) -> None:
         self.depth = depth
-        self.rank_tokens = rank_tokens
-        self.norms: dict[str, list[list[Tensor]]] = {m: [[] for _ in range(depth + 1)] for m in MODALITIES}
-        self.cosines: dict[str, list[list[Tensor]]] = {m: [[] for _ in range(depth)] for m in MODALITIES}
-        self.updates: dict[str, dict[str, list[list[Tensor]]]] = {
-            part: {m: [[] for _ in range(depth)] for m in MODALITIES} for part in ("all", "attention", "mlp")
-        }
-        self.samples: dict[str, list[list[Tensor]]] = {m: [[] for _ in range(depth + 1)] for m in MODALITIES}
+        self.columns: dict[str, list[list[Tensor]]] = {m: [[] for _ in range(depth)] for m in MODALITIES}
+        self.grams = {m: [StreamedGram(width) for _ in range(depth + 1 if ranks else 0)] for m in MODALITIES}
+        self.turning = {m: torch.zeros(depth, width, dtype=torch.float64) for m in MODALITIES}
 
-    def add(self, probe: LayerProbe, masks_BL: dict[str, Tensor]) -> None:
-        """Take one probed forward pass; ``masks_BL`` says which positions are visual and which text (padding: none)."""
-        for modality, mask_BL in masks_BL.items():
-            states = [state[mask_BL] for state in probe.states]
-            for layer, state_ND in enumerate(states):
-                self.norms[modality][layer].append(state_ND.float().norm(dim=-1))
-                self.samples[modality][layer].append(state_ND)
-            for layer in range(self.depth):
-                before, after = states[layer].double(), states[layer + 1].double()
-                size = before.norm(dim=-1).clamp_min(1e-12)
-                ordinary = ~(self._sinks(before) | self._sinks(after))
-                self.cosines[modality][layer].append(cosine(before, after)[ordinary])
-                self.updates["all"][modality][layer].append((after - before).norm(dim=-1) / size)
-                for part, outputs in (("attention", probe.attention), ("mlp", probe.mlp)):
-                    update = outputs[layer][mask_BL].double().norm(dim=-1) / size
-                    self.updates[part][modality][layer].append(update)
-
-    @staticmethod
-    def _sinks(state_ND: Tensor) -> Tensor:
-        """Sink tokens hardly turn at all; they are counted, and left out of the cosines."""
-        return language_sinks(state_ND.norm(dim=-1))
+    def add(self, step: LayerStep, masks: Masks) -> None:
+        """Take one layer's work on one batch."""
+        before_ND, after_ND = _rows(step.before_BLD), _rows(step.after_BLD)
+        update_ND = after_ND - before_ND
+        missing_N = before_ND.new_full(before_ND.shape[:1], torch.nan)
+        columns_CN = torch.stack(
+            [
+                token_norms(before_ND),
+                token_norms(after_ND),
+                token_norms(update_ND),
+                torch.einsum("nd,nd->n", before_ND, update_ND),
+                *(missing_N if half is None else half.flatten() for half in (step.attention_BL, step.mlp_BL)),
+            ]
+        )
+        for modality in MODALITIES:
+            at_N = masks.flat[modality].to(columns_CN.device)
+            columns = columns_CN[:, at_N]
+            self.columns[modality][step.index].append(columns.cpu())
+            self.turning[modality][step.index] += _turning_sum(columns_CN, at_N, before_ND, update_ND)
+            if self.grams[modality]:
+                ranked_N = masks.ranked[modality].to(columns_CN.device)
+                if step.index == 0:
+                    self.grams[modality][0].add(before_ND[ranked_N])
+                self.grams[modality][step.index + 1].add(after_ND[ranked_N])
 
     def summary(self) -> dict[str, Any]:
-        """``layers`` per modality and ``sync_gap``; medians of angles and updates, so that sinks do not decide them."""
+        """``layers`` per modality and ``sync_gap``; medians of updates, so that sinks do not decide them.
+
+        Raises:
+            ValueError: a modality has no tokens.
+        """
         layers = {modality: self._modality(modality) for modality in MODALITIES}
         visual, text = layers["visual"]["cosine"], layers["text"]["cosine"]
         gaps = {"all": sync_gap(visual, text), f"first{FIRST_LAYERS}": sync_gap(visual, text, FIRST_LAYERS)}
         return {"layers": layers, "sync_gap": gaps}
 
+    def theory(self) -> dict[str, list[float]]:
+        """Per layer: update correlation ρ, and the visual angle predicted from the text's updates beside the measured.
+
+        Degrees; C, θ and ‖h‖ are means over tokens that are not sinks.
+        """
+        visual = [self._steps("visual", layer) for layer in range(self.depth)]
+        text = [self._steps("text", layer) for layer in range(self.depth)]
+        return {
+            "rho": [
+                update_correlation(
+                    self.turning["visual"][i], visual[i].tokens, self.turning["text"][i], text[i].tokens
+                )
+                for i in range(self.depth)
+            ],
+            "angle_predicted": predict_angles(
+                [_mean(t.update[t.ordinary]) for t in text],
+                [_mean(t.update_angle[t.ordinary]) for t in text],
+                [_mean(v.before[v.ordinary]) for v in visual],
+            ),
+            "angle_measured": [_mean(v.angle[v.ordinary]) for v in visual],
+        }
+
+    def _steps(self, modality: str, layer: int) -> "_Steps":
+        columns = self.columns[modality][layer]
+        if not columns or not sum(part.shape[1] for part in columns):
+            raise ValueError(f"no {modality} tokens were measured")
+        return _Steps(torch.cat(columns, dim=1).double())
+
     def _modality(self, modality: str) -> dict[str, list[Any]]:
-        norms = [torch.cat(n) for n in self.norms[modality]]
+        steps = [self._steps(modality, layer) for layer in range(self.depth)]
+        norms = [steps[0].before, *(step.after for step in steps)]
         summaries = [summarise_norms(n, language_sinks(n)) for n in norms]
-        cosines = [torch.cat(c).mean() for c in self.cosines[modality]]
+        grams = self.grams[modality]
         return {
             "norm_mean": [s["mean"] for s in summaries],
             "norm_median": [s["median"] for s in summaries],
             "norm_without_sinks": [s["mean_without_sinks"] for s in summaries],
             "sinks": [s["sinks"]["count"] for s in summaries],
-            "cosine": [c.item() for c in cosines],
-            "angle": [angle_degrees(torch.cat(c)).mean().item() for c in self.cosines[modality]],
-            "relative_update": self._median("all", modality),
-            "relative_update_attention": self._median("attention", modality),
-            "relative_update_mlp": self._median("mlp", modality),
-            "effective_rank": self._ranks(modality),
+            "cosine": [_mean(s.cosine[s.ordinary]) for s in steps],
+            "angle": [_mean(s.angle[s.ordinary]) for s in steps],
+            "relative_update": [(s.update / s.size).median().item() for s in steps],
+            "relative_update_attention": [(s.attention / s.size).median().item() for s in steps],
+            "relative_update_mlp": [(s.mlp / s.size).median().item() for s in steps],
+            **({"effective_rank": [gram.effective_rank() for gram in grams]} if grams else {}),
         }
 
-    def _median(self, part: str, modality: str) -> list[float]:
-        return [torch.cat(updates).median().item() for updates in self.updates[part][modality]]
 
-    def _ranks(self, modality: str) -> list[float]:
-        """Effective rank per hidden state, over equally many tokens of both modalities, evenly chosen."""
-        available = min(sum(len(t) for t in self.samples[m][0]) for m in MODALITIES)
-        wanted = min(available, self.rank_tokens)
-        ranks = []
-        for states in self.samples[modality]:
-            tokens_ND = torch.cat(states)
-            chosen = torch.arange(wanted, device=tokens_ND.device) * len(tokens_ND) // wanted
-            ranks.append(effective_rank(tokens_ND[chosen]))
-        return ranks
+class _Steps:
+    """What one layer did to the tokens (N,) of a modality, from their columns (C, N) in float64.
+
+    Angles come from the update's parts along and across the state, which stay exact where a token hardly turns; an
+    arc cosine would not.
+    """
+
+    def __init__(self, columns_CN: Tensor) -> None:
+        self.tokens = columns_CN.shape[1]
+        self.before, self.after, self.update = columns_CN[BEFORE], columns_CN[AFTER], columns_CN[UPDATE]
+        self.attention, self.mlp = columns_CN[ATTENTION], columns_CN[MLP]
+        self.size = self.before.clamp_min(1e-12)
+        along, across = _parts(columns_CN)
+        # A token that is zero before or after has no direction: cosine 0, 90 degrees.
+        whole = (self.before > 0) & (self.after > 0)
+        turned = torch.rad2deg(torch.atan2(across, self.before + along))
+        self.cosine = torch.where(whole, torch.cos(torch.deg2rad(turned)), 0.0)
+        self.angle = torch.where(whole, turned, 90.0)
+        self.update_angle = torch.where(self.update > 0, torch.rad2deg(torch.atan2(across, along)), 90.0)
+        # Sink tokens hardly turn at all; they are counted, and left out of the angles.
+        self.ordinary = ~(language_sinks(self.before) | language_sinks(self.after))
+
+
+def _parts(columns_CN: Tensor) -> tuple[Tensor, Tensor]:
+    """Length (N,) of each update along its state (signed) and across it."""
+    along_N = columns_CN[PRODUCT] / columns_CN[BEFORE].clamp_min(1e-12)
+    return along_N, (columns_CN[UPDATE].square() - along_N.square()).clamp_min(0).sqrt()
+
+
+def _turning_sum(columns_CN: Tensor, at_N: Tensor, before_ND: Tensor, update_ND: Tensor) -> Tensor:
+    """Sum (D,) over the tokens ``at_N`` of the unit vectors of their updates across the state.
+
+    With w = Δ − (Δ·h/‖h‖²) h it is Δᵀp − hᵀq, p = 1/‖w‖, q = p Δ·h/‖h‖²: no vector of a token is formed.
+    """
+    columns_CN = columns_CN.double()
+    along_N, across_N = _parts(columns_CN)
+    turns_N = across_N > 1e-6 * columns_CN[UPDATE]  # below, the direction would be rounding
+    p_N = torch.where(turns_N, across_N.reciprocal(), 0.0)
+    q_N = p_N * along_N / columns_CN[BEFORE].clamp_min(1e-12)
+    weights_2N = torch.zeros(2, columns_CN.shape[1], dtype=update_ND.dtype, device=update_ND.device)
+    weights_2N[0, at_N], weights_2N[1, at_N] = p_N[at_N].to(update_ND.dtype), q_N[at_N].to(update_ND.dtype)
+    return (weights_2N[0] @ update_ND - weights_2N[1] @ before_ND).double().cpu()
+
+
+def _rows(x_BLD: Tensor) -> Tensor:
+    """Tokens (N, D) of a batch, in float32 at least."""
+    x_ND = x_BLD.flatten(0, -2)
+    return x_ND if x_ND.dtype == torch.float64 else x_ND.float()
+
+
+def _mean(x_N: Tensor) -> float:
+    return x_N.mean().item()
