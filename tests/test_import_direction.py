@@ -14,6 +14,7 @@ LAYERS = (
     ("normalign.files",),
     ("normalign.norms",),
     ("normalign.vlm",),
+    ("normalign.anatomy",),
     ("normalign.training",),
     ("normalign.settings",),
     tuple(
