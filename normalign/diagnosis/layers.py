@@ -79,9 +79,9 @@ class LayerStatistics:
             at_N = masks.flat[modality].to(columns_CN.device)
             columns = columns_CN[:, at_N]
             self.columns[modality][step.index].append(columns.cpu())
-            self.turning[modality][step.index] += _turning_sum(columns_CN, at_N, before_ND, update_ND)
-            if self.grams[modality]:
-                ranked_N = masks.ranked[modality].to(columns_CN.device)
+            self.turning[modality][step.index] += _turning_sum(columns, before_ND[at_N], update_ND[at_N])
+            ranked_N = masks.ranked[modality].to(columns_CN.device)
+            if self.grams[modality] and len(ranked_N):
                 if step.index == 0:
                     self.grams[modality][0].add(before_ND[ranked_N])
                 self.grams[modality][step.index + 1].add(after_ND[ranked_N])
@@ -173,19 +173,17 @@ def _parts(columns_CN: Tensor) -> tuple[Tensor, Tensor]:
     return along_N, (columns_CN[UPDATE].square() - along_N.square()).clamp_min(0).sqrt()
 
 
-def _turning_sum(columns_CN: Tensor, at_N: Tensor, before_ND: Tensor, update_ND: Tensor) -> Tensor:
-    """Sum (D,) over the tokens ``at_N`` of the unit vectors of their updates across the state.
+def _turning_sum(columns_CN: Tensor, before_ND: Tensor, update_ND: Tensor) -> Tensor:
+    """Sum (D,) over tokens of the unit vectors of their updates across the state.
 
-    With w = Δ − (Δ·h/‖h‖²) h it is Δᵀp − hᵀq, p = 1/‖w‖, q = p Δ·h/‖h‖²: no vector of a token is formed.
+    With w = Δ − (Δ·h/‖h‖²) h it is Δᵀp − hᵀq, p = 1/‖w‖, q = p Δ·h/‖h‖²: two matrix-vector products.
     """
     columns_CN = columns_CN.double()
     along_N, across_N = _parts(columns_CN)
     turns_N = across_N > 1e-6 * columns_CN[UPDATE]  # below, the direction would be rounding
     p_N = torch.where(turns_N, across_N.reciprocal(), 0.0)
     q_N = p_N * along_N / columns_CN[BEFORE].clamp_min(1e-12)
-    weights_2N = torch.zeros(2, columns_CN.shape[1], dtype=update_ND.dtype, device=update_ND.device)
-    weights_2N[0, at_N], weights_2N[1, at_N] = p_N[at_N].to(update_ND.dtype), q_N[at_N].to(update_ND.dtype)
-    return (weights_2N[0] @ update_ND - weights_2N[1] @ before_ND).double().cpu()
+    return (p_N.to(update_ND.dtype) @ update_ND - q_N.to(update_ND.dtype) @ before_ND).double().cpu()
 
 
 def _rows(x_BLD: Tensor) -> Tensor:
