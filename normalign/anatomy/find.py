@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from normalign.anatomy import search
@@ -81,15 +80,16 @@ def find_anatomy(
     if language is None:
         language, embedding = search.find_language(model)
     else:
-        embedding = search.embedding_in(search.at(model, language, "--language"))
+        embedding = search.embedding_in(search.at(model, language, "--language")[1])
     if tower is None:
         tower = search.find_tower(model, language)
-    decoder, vision = search.at(model, language, "--language"), search.at(model, tower, "--tower")
+    language, decoder = search.at(model, language, "--language")
+    tower, vision = search.at(model, tower, "--tower")
     core = search.common(tower, language)
     width = embedding.embedding_dim
     if projector is None:
         projector = search.find_projector(model, core, tower, language, width)
-    last = search.at(model, projector, "--projector")
+    projector, last = search.at(model, projector, "--projector")
     layers, blocks = search.block_list(decoder, direct=True), search.block_list(vision)
     if layers is None:
         raise UnknownStructureError(f"--language {language}: the module has no list of decoder layers of its own")
@@ -102,14 +102,14 @@ def find_anatomy(
         core=model.get_submodule(core),
         tower_path=tower,
         tower=vision,
-        tower_layers=blocks,
+        tower_layers=tuple(map(search.unwrap, blocks)),
         projector_path=projector,
         projector=last,
         language_path=language,
         language=decoder,
-        layers=layers,
+        layers=tuple(map(search.unwrap, layers)),
         embedding=embedding,
-        embedding_scale=embedding_scale(decoder, embedding, layers[0], avoid=image_token),
+        embedding_scale=embedding_scale(decoder, embedding, search.unwrap(layers[0]), avoid=image_token),
         width=width,
         image_token_id=image_token,
         injected_layers=_injected_layers(vision, len(layers)),

@@ -99,6 +99,7 @@ def inputs_of(processor: Any, image: Image.Image, prompt: str) -> dict[str, Any]
                 failures.append(error)
                 continue
             if any("pixel" in name for name in inputs):
+                inputs.pop("labels", None)  # some processors add them
                 return inputs
     reason = f": {_first_line(failures[-1])}" if failures else ""
     raise ValueError(f"{type(processor).__name__}: it made no sample with an image{reason}")

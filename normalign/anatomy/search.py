@@ -3,7 +3,7 @@
 Shape suffixes: D width of the language model, E width of the vision tower.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -26,8 +26,8 @@ def unwrap(module: Any) -> Any:
         module = inner
 
 
-def at(model: nn.Module, path: str, option: str) -> nn.Module:
-    """The sub-module at a path that a person gave.
+def at(model: nn.Module, path: str, option: str) -> tuple[str, Any]:
+    """The sub-module at ``path``, out of a compiled module's wrapper, and its own path.
 
     Raises:
         UnknownStructureError: there is none; the message names the option and what lies nearby.
@@ -38,10 +38,11 @@ def at(model: nn.Module, path: str, option: str) -> nn.Module:
         if part not in children:
             here = ", ".join(children) or "nothing"
             raise UnknownStructureError(
-                f"{option} {path}: {type(model).__name__} has no such module; where {part!r} was looked for there is {here}"
+                f"{option} {path}: {type(model).__name__} has no such module; beside {part!r} there would be {here}"
             )
         module = children[part]
-    return module
+    inner = unwrap(module)
+    return (path if inner is module else path_of(model, inner)), inner
 
 
 def path_of(model: nn.Module, module: nn.Module) -> str:
@@ -69,8 +70,11 @@ def parameters_in(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def block_list(module: nn.Module, *, direct: bool = False) -> Sequence[nn.Module] | None:
-    """The list of blocks in ``module`` that holds the most parameters: a list of modules of one kind, or of few.
+def block_list(module: nn.Module, *, direct: bool = False) -> nn.ModuleList | None:
+    """The list of transformer blocks in ``module``.
+
+    Of several lists: the one of the blocks that the module's class names as makers of hidden states, the one as long as
+    the configuration says, the one with the most parameters, in this order.
 
     Args:
         direct: only lists that are children of ``module`` itself.
@@ -80,7 +84,21 @@ def block_list(module: nn.Module, *, direct: bool = False) -> Sequence[nn.Module
         for found in (module.children() if direct else module.modules())
         if isinstance(found, nn.ModuleList) and len(found) and all(parameters_in(block) for block in found)
     ]
-    return max(lists, key=parameters_in, default=None)  # of nested ones the outer: max keeps the first of equals
+    config = getattr(module, "config", None)
+    depths = [getattr(config, name, None) for name in ("num_hidden_layers", "depth", "num_layers")]
+    makers = _makers_of_hidden_states(module)
+
+    def fitness(found: nn.ModuleList) -> tuple[bool, bool, int]:
+        return isinstance(unwrap(found[0]), makers), len(found) in depths, parameters_in(found)
+
+    return max(lists, key=fitness, default=None)  # of nested ones the outer: max keeps the first of equals
+
+
+def _makers_of_hidden_states(module: nn.Module) -> tuple[type, ...]:
+    recorded = (getattr(module, "_can_record_outputs", None) or {}).get("hidden_states")
+    recorded = recorded if isinstance(recorded, list | tuple) else [recorded]
+    classes = [getattr(entry, "target_class", entry) for entry in recorded]
+    return tuple(kind for kind in classes if isinstance(kind, type))
 
 
 def find_language(model: nn.Module) -> tuple[str, nn.Embedding]:
@@ -130,8 +148,8 @@ def find_tower(model: nn.Module, language: str) -> str:
             found.append(path)
     if not found:
         raise UnknownStructureError(
-            f"{type(model).__name__}: found no vision tower (a module with blocks that takes pixels). A text-only model "
-            "has none (`normalign text-norm` measures those); if this one has, name it with --tower PATH"
+            f"{type(model).__name__}: found no vision tower (a module with blocks that takes pixels). A text-only "
+            "model has none (`normalign text-norm` measures those); if this one has, name it with --tower PATH"
         )
     used = _used_for_images(model, common(found[0], language))
     named = [path for path in found if path.split(".")[-1] in used]
@@ -170,7 +188,7 @@ def find_projector(model: nn.Module, core: str, tower: str, language: str, width
     could be it, the source of ``get_image_features`` (or ``forward``) says which comes last.
     """
     blocks = block_list(model.get_submodule(tower))
-    inner = tower if blocks is None else path_of(model, blocks)  # type: ignore[arg-type]
+    inner = tower if blocks is None else path_of(model, blocks)
     for container in _path_between(core, inner):
         module = model.get_submodule(container)
         able = [
