@@ -56,7 +56,10 @@ class MapPanel:
 
 @dataclass(frozen=True)
 class MapItem:
-    """One benchmark item: the image once (a data URI, pixels wide and high) and a panel per variant."""
+    """One item: the image once (a data URI, pixels wide and high) and a panel per model.
+
+    Task, answer and a panel's prediction are empty where the item is no benchmark's.
+    """
 
     anchor: str
     task: str

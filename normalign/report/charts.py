@@ -55,24 +55,25 @@ class Measure:
 
 def layer_chart(inputs: ReportInputs, name: str, measures: Sequence[Measure]) -> str:
     """A row of panels per measure, at initialisation and after stage 2, all variants on shared axes."""
-    with rc_context(_style(name)):
-        figure, grid = _panels(len(measures), 2.2, "all")
+    with rc_context(chart_style(name)):
+        figure, grid = panels(len(measures), 2.2, "all")
         for row, measure in zip(grid, measures, strict=True):
             for axes, point in zip(row, PANELS, strict=True):
-                drawn = _draw_layers(axes, inputs, measure, point)
+                sources = [dig(variant.probe, "points", point) for variant in inputs.variants]
+                drawn = draw_layers(axes, sources, measure)
                 axes.set_title(f"{measure.label}, {POINTS[point]}")
-                _finish(axes, drawn, measure.log)
+                finish(axes, drawn, measure.log)
         for axes in grid[-1]:
             axes.set_xlabel("layer of the language model")
         both = any(not measure.single for measure in measures)
-        _legend(figure, inputs, both)
+        legend(figure, [variant.name for variant in inputs.variants], both)
         return svg_text(figure, name)
 
 
 def training_chart(inputs: ReportInputs, name: str, columns: Sequence[tuple[str, str, bool]]) -> str:
     """A row of panels per column of the training logs (name, label, log axis), a stage per panel."""
-    with rc_context(_style(name)):
-        figure, grid = _panels(len(columns), 1.75, "col")
+    with rc_context(chart_style(name)):
+        figure, grid = panels(len(columns), 1.75, "col")
         for row, (column, label, log) in zip(grid, columns, strict=True):
             for axes, stage in zip(row, ("stage1", "stage2"), strict=True):
                 drawn = False
@@ -81,21 +82,21 @@ def training_chart(inputs: ReportInputs, name: str, columns: Sequence[tuple[str,
                     drawn |= _draw_training(axes, curves, column, index, log)
                 axes.set_title(f"{label}, stage {stage[-1]}")
                 logged = any(getattr(variant, stage) for variant in inputs.variants)
-                _finish(axes, drawn, log, "none in this stage" if logged else "not available")
+                finish(axes, drawn, log, "none in this stage" if logged else "not available")
         for axes in grid[-1]:
             axes.set_xlabel("optimizer step")
-        _legend(figure, inputs, both=False, markers=False)
+        legend(figure, [variant.name for variant in inputs.variants], both=False, markers=False)
         return svg_text(figure, name)
 
 
 def encoder_chart(inputs: ReportInputs, name: str) -> str:
     """Median norm of the vision tower's tokens per hidden state, 5th to 95th percentile, and T."""
-    with rc_context(_style(name)):
+    with rc_context(chart_style(name)):
         figure = Figure(figsize=(WIDTH, 3.1))
         axes = figure.subplots()
         figure.subplots_adjust(LEFT / WIDTH, 0.15, 1 - 0.1 / WIDTH, 0.91)
         layers = dig(inputs.encoder_norm, "layers") or []
-        band = [[_float(layer.get(key)) for layer in layers] for key in ("p5", "median", "p95")]
+        band = [[plain(layer.get(key)) for layer in layers] for key in ("p5", "median", "p95")]
         if layers:
             axes.plot(range(len(layers)), band[1], color=COLOURS[2], marker="o", markersize=4, label="median")
             axes.fill_between(
@@ -113,7 +114,7 @@ def encoder_chart(inputs: ReportInputs, name: str) -> str:
             axes.legend(loc="upper left")
         axes.set_title("L2 norm of the vision tower's tokens, before its final norm")
         axes.set_xlabel("hidden state of the vision tower")
-        _finish(axes, bool(layers), log=True)
+        finish(axes, bool(layers), log=True)
         return svg_text(figure, name)
 
 
@@ -137,34 +138,35 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     return means
 
 
-def _panels(rows: int, height: float, sharex: Literal["all", "col"]) -> tuple[Figure, Any]:
+def panels(
+    rows: int, height: float, sharex: Literal["all", "col", "none"], sharey: Literal["row", "none"] = "row"
+) -> tuple[Figure, Any]:
     """A figure of ``rows`` × 2 panels, each ``height`` inches high, with the same margins in every chart."""
     top, bottom, gap = 0.62, 0.5, 0.42
     total = top + bottom + rows * height + (rows - 1) * gap
     figure = Figure(figsize=(WIDTH, total))
-    grid = figure.subplots(rows, 2, squeeze=False, sharex=sharex, sharey="row")
+    grid = figure.subplots(rows, 2, squeeze=False, sharex=sharex, sharey=sharey)
     figure.subplots_adjust(
         left=LEFT / WIDTH,
         right=1 - 0.1 / WIDTH,
         bottom=bottom / total,
         top=1 - top / total,
         hspace=gap / height,
-        wspace=0.07,
+        wspace=0.07 if sharey == "row" else 0.17,
     )
     return figure, grid
 
 
-def _style(name: str) -> Any:
+def chart_style(name: str) -> Any:
     """Settings of one chart; its name is the salt of its ids, which are random otherwise."""
     return {**STYLE, "svg.hashsalt": name}
 
 
-def _draw_layers(axes: Axes, inputs: ReportInputs, measure: Measure, point: str) -> bool:
-    """Curves over states start at 0 (the merge), curves over layers at 1."""
+def draw_layers(axes: Axes, sources: Sequence[Any], measure: Measure) -> bool:
+    """The curves of each probed model; over states they start at 0 (the merge), over layers at 1."""
     drawn = False
     states = measure.key in ("norm_median", "effective_rank")
-    for index, variant in enumerate(inputs.variants):
-        source = dig(variant.probe, "points", point)
+    for index, source in enumerate(sources):
         for modality, style in LINES.items():
             values = dig(source, "attention", measure.key)
             if not measure.single:
@@ -176,8 +178,8 @@ def _draw_layers(axes: Axes, inputs: ReportInputs, measure: Measure, point: str)
             start = 0 if states else 1
             axes.plot(
                 range(start, start + len(values)),
-                [_float(value) for value in values],
-                color=_colour(index),
+                [plain(value) for value in values],
+                color=colour(index),
                 linestyle=style,
                 marker=MARKERS[index % len(MARKERS)],
                 markersize=3.2,
@@ -198,13 +200,13 @@ def _draw_training(axes: Axes, curves: Curves | None, column: str, index: int, l
     if not points:
         return False
     steps, values = [step for step, _ in points], [value for _, value in points]
-    axes.plot(steps, values, color=_colour(index), linewidth=0.6, alpha=0.3)
+    axes.plot(steps, values, color=colour(index), linewidth=0.6, alpha=0.3)
     mean = running_mean(values, max(1, round(len(values) / 20)))
-    axes.plot(steps, mean, color=_colour(index), linestyle=DASHES[index % 4])
+    axes.plot(steps, mean, color=colour(index), linestyle=DASHES[index % 4])
     return True
 
 
-def _finish(axes: Axes, drawn: bool, log: bool, empty: str = "not available") -> None:
+def finish(axes: Axes, drawn: bool, log: bool, empty: str = "not available") -> None:
     """Plain numbers on log axes; a panel without curves says so."""
     if log and drawn:
         axes.set_yscale("log")
@@ -218,12 +220,13 @@ def _finish(axes: Axes, drawn: bool, log: bool, empty: str = "not available") ->
         axes.text(0.5, 0.5, empty, transform=axes.transAxes, ha="center", va="center", color="#777777")
 
 
-def _legend(figure: Figure, inputs: ReportInputs, both: bool, markers: bool = True) -> None:
+def legend(figure: Figure, names: Sequence[str], both: bool, markers: bool = True) -> None:
+    """Above all panels: a colour per model, and with ``both`` a line style per modality."""
     handles = []
-    for index, variant in enumerate(inputs.variants):
+    for index, name in enumerate(names):
         marker = MARKERS[index % len(MARKERS)] if markers else None
         style: Any = "-" if markers else DASHES[index % 4]
-        line = Line2D([], [], color=_colour(index), marker=marker, linestyle=style, markersize=5, label=variant.name)
+        line = Line2D([], [], color=colour(index), marker=marker, linestyle=style, markersize=5, label=_label(name))
         handles.append(line)
     if both:
         for modality, dashes in LINES.items():
@@ -231,9 +234,14 @@ def _legend(figure: Figure, inputs: ReportInputs, both: bool, markers: bool = Tr
     figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1.0), ncols=min(5, len(handles)))
 
 
-def _colour(index: int) -> str:
+def _label(name: str) -> str:
+    """A name as matplotlib shows it as it is: neither as a formula nor, for a leading underscore, not at all."""
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
+def colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def _float(value: float | None) -> float:
+def plain(value: float | None) -> float:
     return math.nan if value is None else float(value)

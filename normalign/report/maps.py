@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from PIL import Image
 
 from normalign.report.blocks import Gallery, MapItem, MapPanel
-from normalign.report.inputs import ReportInputs, VariantInputs, dig
+from normalign.report.inputs import ReportInputs, dig
 
 IMAGE_BUDGET = 2_500_000  # characters of base64: keeps the page below 5 MB with all its charts
 SIDES = (336, 224, 160, 112)
@@ -18,19 +18,27 @@ Key = tuple[str, str]
 
 
 def attention_gallery(inputs: ReportInputs) -> Gallery:
-    """All items that any variant has a map of, in the order of the files, within the image budget."""
-    found = {variant.name: _by_key(variant) for variant in inputs.variants}
+    """The maps of a profile's variants."""
+    return map_gallery({variant.name: variant.attention or [] for variant in inputs.variants})
+
+
+def map_gallery(found: dict[str, list[dict[str, Any]]]) -> Gallery:
+    """All items that any model has a map of, in the order of the entries, within the image budget.
+
+    An entry has id, question, grid, layer, map and image_png_base64; a benchmark's also task, answer and prediction.
+    """
+    keyed = {name: _by_key(entries) for name, entries in found.items()}
     first: dict[Key, dict[str, Any]] = {}
-    for entries in found.values():
+    for entries in keyed.values():
         for key, entry in entries.items():
             first.setdefault(key, entry)
     images = _fitting_images({key: entry["image_png_base64"] for key, entry in first.items()})
     items = []
     for index, (key, (uri, width, height)) in enumerate(images.items()):
-        panels = [_panel(name, entries.get(key)) for name, entries in found.items()]
+        shown = [_panel(name, entries.get(key)) for name, entries in keyed.items()]
         entry = first[key]
-        task, question, answer = (str(entry[field]) for field in ("task", "question", "answer"))
-        items.append(MapItem(f"image-{index}", task, question, answer, uri, width, height, panels))
+        task, question, answer = (str(entry.get(field, "")) for field in ("task", "question", "answer"))
+        items.append(MapItem(f"image-{index}", task, question, answer, uri, width, height, shown))
     return Gallery(items)
 
 
@@ -52,13 +60,12 @@ def _panel(variant: str, entry: dict[str, Any] | None) -> MapPanel:
     rows, columns = entry["grid"]
     peak = max(max(row) for row in entry["map"])
     caption = f"layer {entry['layer'] + 1}; strongest of {rows * columns} tokens: {100 * peak:.1f} %"
-    return MapPanel(variant, _uri(overlay_png(entry["map"])), caption, str(entry["prediction"]))
+    return MapPanel(variant, _uri(overlay_png(entry["map"])), caption, str(entry.get("prediction", "")))
 
 
-def _by_key(variant: VariantInputs) -> dict[Key, dict[str, Any]]:
+def _by_key(entries: list[dict[str, Any]]) -> dict[Key, dict[str, Any]]:
     """Entries by task and item; a text item has no image to draw on."""
-    entries = variant.attention or []
-    return {(str(e["task"]), str(e["id"])): e for e in entries if dig(e, "image_png_base64") and e.get("map")}
+    return {(str(e.get("task", "")), str(e["id"])): e for e in entries if dig(e, "image_png_base64") and e.get("map")}
 
 
 def _fitting_images(encoded: dict[Key, str]) -> dict[Key, tuple[str, int, int]]:

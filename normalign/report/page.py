@@ -93,6 +93,11 @@ def render_markdown(inputs: ReportInputs, sections: list[Section]) -> str:
 
 
 def render_html(inputs: ReportInputs, sections: list[Section]) -> str:
+    """The pipeline's report as one page."""
+    return render_page(_title(inputs), sections)
+
+
+def render_page(title: str, sections: list[Section]) -> str:
     """One page without scripts or links to elsewhere; every text is escaped, only our own SVG is not."""
     environment = Environment(
         loader=PackageLoader("normalign.report", "."),
@@ -103,7 +108,7 @@ def render_html(inputs: ReportInputs, sections: list[Section]) -> str:
     )
     style = (resources.files("normalign.report") / "page.css").read_text(encoding="utf-8")
     template = environment.get_template("page.html.j2")
-    return template.render(title=_title(inputs), style=Markup(style), sections=sections, svg=Markup) + "\n"
+    return template.render(title=title, style=Markup(style), sections=sections, svg=Markup) + "\n"
 
 
 def _title(inputs: ReportInputs) -> str:

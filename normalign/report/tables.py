@@ -12,6 +12,7 @@ INTERFACES = {
     "aligner_output": "aligner output",
     "text_embeddings": "text embeddings",
 }
+SUMMARY_COLUMNS = ("Median", "Mean", "Std", "p5", "p95", "Sinks", "Mean without sinks")
 
 
 def variants_table(inputs: ReportInputs) -> Table:
@@ -79,19 +80,8 @@ def interface_table(inputs: ReportInputs) -> Table:
     for variant, point, label in _points(inputs):
         for key, name in INTERFACES.items():
             summary = dig(variant.probe, "points", point, "interface", key)
-            rows.append([variant.name, label, name, *_summary_cells(summary)])
-    columns = [
-        "Variant",
-        "Point",
-        "Interface",
-        "Median",
-        "Mean",
-        "Std",
-        "p5",
-        "p95",
-        "Sinks",
-        "Mean without sinks",
-    ]
+            rows.append([variant.name, label, name, *summary_cells(summary)])
+    columns = ["Variant", "Point", "Interface", *SUMMARY_COLUMNS]
     note = "L2 norm per token. Sinks: tokens of outlying norm, count and share of all tokens."
     return Table("Norms at every interface", columns, rows, "lllrrrrrrr", note)
 
@@ -126,10 +116,10 @@ def encoder_table(inputs: ReportInputs) -> Table:
     """Norms of the vision tower's hidden states, layer by layer; the one the projector reads is marked."""
     data = inputs.encoder_norm
     layers = dig(data, "layers") or []
-    rows = [[f"hidden state {index}", *_summary_cells(summary)] for index, summary in enumerate(layers)]
-    rows.append(["after the final norm", *_summary_cells(dig(data, "after_final_norm"))])
-    rows.append(["read by the projector", *_summary_cells(dig(data, "selected"))])
-    columns = ["Where", "Median", "Mean", "Std", "p5", "p95", "Sinks", "Mean without sinks"]
+    rows = [[f"hidden state {index}", *summary_cells(summary)] for index, summary in enumerate(layers)]
+    rows.append(["after the final norm", *summary_cells(dig(data, "after_final_norm"))])
+    rows.append(["read by the projector", *summary_cells(dig(data, "selected"))])
+    columns = ["Where", *SUMMARY_COLUMNS]
     note = (
         f"{dig(data, 'images') or MISSING} images of {dig(data, 'tokens_per_image') or MISSING} tokens. "
         f"{feature_sentence(inputs)} Its mean is {number(dig(data, 'ratio_to_T'))} × T."
@@ -298,7 +288,8 @@ def _pooled_cells(pooled: dict[str, Any] | None) -> list[str]:
     return _task_cells(entry)
 
 
-def _summary_cells(summary: dict[str, Any] | None) -> list[str]:
+def summary_cells(summary: dict[str, Any] | None) -> list[str]:
+    """Median, mean, std, p5, p95, sinks and mean without sinks of a norm summary."""
     cells = [number(value) for value in _values(summary, ("median", "mean", "std", "p5", "p95"))]
     count, share = dig(summary, "sinks", "count"), dig(summary, "sinks", "share")
     sinks = MISSING if count is None else f"{count:,} ({percent(share)} %)"

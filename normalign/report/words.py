@@ -1,6 +1,6 @@
 """Captions and definitions: the page's fixed wording."""
 
-DEFINITIONS = (
+TERMS = (
     "T: mean L2 norm of the non-zero rows of the language model's input embedding; the norm an aligner aims for.",
     "k: mean norm of the visual tokens divided by the mean norm of the text tokens where the two meet. 1 is balance.",
     "Cosine: similarity of a token's state before and after a layer. Near 1 the layer hardly turns the "
@@ -16,6 +16,9 @@ DEFINITIONS = (
     "Effective rank: exponential of the entropy of the normalised singular values of a modality's "
     "tokens, over equal "
     "numbers of tokens per modality.",
+)
+DEFINITIONS = (
+    *TERMS,
     "Gain, GWC: the aligner is a LayerNorm with gain g; Global Weight Compensation divides the gradient "
     "that passes "
     "back through it by mean |g|. AdamW cancels a constant gradient scale, so GWC acts through clipping "
@@ -46,4 +49,33 @@ MAPS_CAPTION = (
     "Attention of the position that answers to the visual tokens, drawn over the image, in the layer (counted from 1) "
     "where it looks at the image most. Dark to bright: little to much; every map is scaled to its own maximum, so "
     "compare shapes, not brightness."
+)
+
+DOCTOR_TERMS = (
+    "Severity: of the norm imbalance. Strong if the ratio to T is at least 10 (or at most 1/10) and the first-8 sync "
+    "gap at least 1/8, as much as one layer of eight in which one modality is replaced and the other left untouched. "
+    "Mild if the ratio is at least 2 and the gap at least 1/16, if only the ratio is strong, or if tokens are "
+    "overwritten.",
+    "Predicted angle: by how much visual tokens would turn if a layer gave them the update C, at the angle θ, that it "
+    "gives text tokens: tan of it is C sin θ / (‖h‖ + C cos θ). The distance to the measured angle tests the paper's "
+    "assumptions of uniform magnitude and consistent geometry.",
+    "ρ: mean cosine between what turns a visual and what turns a text token in the same layer, over all pairs. What "
+    "related pairs have in common beyond the others is not in it, for which pairs are related is not known.",
+    "ρ*: above it, norm imbalance lowers the expected attention score of related pairs, as the paper says; below it, "
+    "it raises the score, because a token that hardly turns keeps the alignment it came with.",
+)
+ANGLES_CAPTION = (
+    "Left: by how much visual tokens turn in each layer (solid), and by how much they would if they got the text "
+    "tokens' updates (dashed). Right: correlation ρ of the updates of visual and text tokens."
+)
+INEQUALITY_CAPTION = (
+    "What the theory expects of the first layers, given how text tokens move through them. Left: the threshold ρ* for "
+    "related pairs whose cosine at the merge is 0.6 (solid) or 0.2 (dashed), which is assumed, not measured; a model's "
+    "mark above its curve means that the paper's inequality holds there. Right: expected attention score of a pair of "
+    "cosine 0.6 behind these layers at the measured ρ, in standard deviations of unrelated pairs; the mark is the "
+    "model."
+)
+ROUTING_CAPTION = (
+    "Entropy in nats of the router's softmax (mean over tokens) and of the experts' shares of all choices. A collapse "
+    "shows in the second."
 )
