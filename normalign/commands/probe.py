@@ -1,0 +1,130 @@
+"""`normalign probe`: everything that is measured on vision-language models and images, with a verdict."""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from tqdm import tqdm
+
+from normalign.anatomy import find_anatomy, inputs_of, load_vlm
+from normalign.commands.checkpoint import checkpoint_folder
+from normalign.diagnosis.maps import map_entry
+from normalign.diagnosis.pictures import Pictures
+from normalign.diagnosis.probe import ModelProbe
+from normalign.diagnosis.verdict import judge
+from normalign.files import write_json
+from normalign.metrics import rounded
+from normalign.norms.text_norm import find_embedding, read_row_norms, text_norm_statistics
+from normalign.report.doctor import print_results, write_page
+
+DEFAULT_PROMPTS = ("Describe this image in detail.", "What is in the centre of the image, and what is around it?")
+MAPS = 6  # images that get an attention map, for the first prompt
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure and how; ``parts`` are find_anatomy's options."""
+
+    images: Path
+    prompts: Path | None = None
+    base: str | None = None
+    out: Path | None = None
+    trust_remote_code: bool = False
+    parts: tuple[tuple[str, Any], ...] = ()
+
+
+def probe(models: Sequence[str], request: Request, *, as_json: bool = False) -> None:
+    """Measure ``models``, one after the other; print tables and a verdict, or one JSON object.
+
+    With ``request.out``: the page there, and each model's result (``result.json``; several: ``<number>/result.json``).
+
+    Raises:
+        ValueError, OSError: a model, the images or the prompts cannot be used; the message says what to do.
+    """
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    prompts, pictures = read_prompts(request.prompts), Pictures(request.images)
+    base = None if request.base is None else base_text_norm(request.base)
+    results = []
+    for model in models:
+        result = rounded(measure(model, request, pictures, prompts, base))
+        results.append({**result, "verdict": judge(result)})
+    page = None
+    if request.out is not None:
+        for number, result in enumerate(results, 1):
+            folder = request.out if len(results) == 1 else request.out / str(number)
+            write_json(folder / "result.json", result)
+        page = write_page(results, request.out)
+    if as_json:
+        shown: Any = results[0] if len(results) == 1 else {"models": results}
+        typer.echo(json.dumps(shown, indent=2, allow_nan=False))
+        return
+    print_results(results, Console())
+    if page is None:
+        typer.echo("Curves, attention maps and the figures as JSON: run again with --out DIR.")
+    else:
+        typer.echo(f"Page: {page.resolve().as_uri()}")
+
+
+def read_prompts(file: Path | None) -> tuple[str, ...]:
+    """The prompts of a text file, one a line, empty lines left out; without a file, two that suit any image.
+
+    Raises:
+        ValueError: no such file, not UTF-8, or nothing in it.
+    """
+    if file is None:
+        return DEFAULT_PROMPTS
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--prompts {file}: cannot be read as UTF-8 text ({type(error).__name__})") from error
+    prompts = tuple(dict.fromkeys(line for line in lines if line))
+    if not prompts:
+        raise ValueError(f"--prompts {file}: the file is empty; write one prompt a line")
+    return prompts
+
+
+def base_text_norm(model: str) -> float:
+    """T of a language model in a folder; only its embedding is read."""
+    norms_N, width = read_row_norms(*find_embedding(Path(model)))
+    return float(text_norm_statistics(norms_N, width)["T"])
+
+
+def measure(
+    name: str, request: Request, pictures: Pictures, prompts: Sequence[str], base: float | None = None
+) -> dict[str, Any]:
+    """Load one model and measure it with every prompt on every image, one sample at a time.
+
+    Raises:
+        ValueError: the model cannot be loaded or taken apart, or no image can be used.
+    """
+    folder = checkpoint_folder(name, trust_remote_code=request.trust_remote_code)
+    model, processor = load_vlm(folder, trust_remote_code=request.trust_remote_code)
+    measured = ModelProbe(find_anatomy(model, **dict(request.parts)))
+    maps: list[dict[str, Any]] = []
+    mapped: set[str] = set()
+    for path, image, prompt in _samples(pictures, prompts, folder.name):
+        inputs = inputs_of(processor, image, prompt)
+        (look,) = measured.add(inputs)
+        if prompt == prompts[0] and len(mapped) < MAPS:
+            mapped.add(path)
+            entry = map_entry(path, prompt, look, inputs, image, processor)
+            maps += [] if entry is None else [entry]
+    if not measured.samples:
+        raise pictures.none_usable()
+    result = measured.result(base)
+    result["counts"]["skipped"] = dict(sorted(pictures.skipped.items()))
+    return {"model": folder.resolve().name, **result, "maps": maps}
+
+
+def _samples(pictures: Pictures, prompts: Sequence[str], name: str) -> Iterator[tuple[str, Any, str]]:
+    """(path, image, prompt) of every pair, with a bar; each image is decoded once and held while it is asked about."""
+    with tqdm(total=len(pictures) * len(prompts), desc=f"probe {name}", unit="sample") as bar:
+        for path, image in pictures:
+            for prompt in prompts:
+                yield path, image, prompt
+                bar.update()
