@@ -20,7 +20,7 @@ from normalign.data.llava import Records
 from normalign.data.synthetic import load_benchmark
 from normalign.data.tasks import is_local
 from normalign.diagnosis.attention import AttentionStatistics, LastLook
-from normalign.diagnosis.capture import watch_attention, watch_layers
+from normalign.diagnosis.capture import layer_parts, watch_attention, watch_layers
 from normalign.diagnosis.layers import LayerStatistics, Masks
 from normalign.files import read_json, write_json, write_text
 from normalign.metrics import rounded
@@ -150,7 +150,7 @@ class _Probe:
                 interface[name].append(tokens.float().norm(dim=-1).flatten())
             masks = Masks(visual, ~visual)
             with (
-                watch_layers(layers, partial(statistics.add, masks=masks)),
+                watch_layers(layer_parts(layers), partial(statistics.add, masks=masks)),
                 watch_attention(layers, partial(attention.add, masks=masks)),
             ):
                 model.language_model(inputs_embeds=embeddings, use_cache=False)

@@ -11,6 +11,8 @@ profile_app = typer.Typer(no_args_is_help=True, help="Which profile of params.ya
 app.add_typer(profile_app, name="profile")
 _PROFILE = typer.Option(None, help="Profile to show; default: the one in params.yaml.")
 _VISION_CONFIG = typer.Option(None, help="config.json of the vision tower.")
+_MODELS = typer.Argument(metavar="MODEL...", help="Folders of vision-language models, or hub names.")
+_IMAGES = typer.Option(help="Folder of images.")
 _PROMPTS = typer.Option(None, help="Text file, one prompt a line; default: two that suit any image.")
 _OUT = typer.Option(None, help="Folder for the page and result.json.")
 _LANGUAGE_CONFIG = typer.Option(None, help="config.json of the language model.")
@@ -89,8 +91,8 @@ def plan(
 
 @app.command()
 def probe(
-    models: list[str] = typer.Argument(metavar="MODEL...", help="Folders of vision-language models, or hub names."),
-    images: Path = typer.Option(help="Folder of images."),
+    models: list[str] = _MODELS,
+    images: Path = _IMAGES,
     prompts: Path | None = _PROMPTS,
     base: str | None = typer.Option(None, help="Folder of the language model that MODEL was made from."),
     out: Path | None = _OUT,

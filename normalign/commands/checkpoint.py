@@ -26,7 +26,12 @@ def checkpoint_folder(model: str, *, trust_remote_code: bool = False) -> Path:
     try:
         patterns = [*PATTERNS, *(CODE if trust_remote_code else [])]
         return Path(snapshot_download(found[1], revision=found[2], allow_patterns=patterns, ignore_patterns=SUBFOLDERS))
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, httpx2.HTTPError) as error:
+    except (
+        errors.HfHubHTTPError,
+        errors.LocalEntryNotFoundError,
+        errors.OfflineModeIsEnabled,
+        httpx2.HTTPError,
+    ) as error:
         raise ValueError(
             f"{model} is no folder here, and the hub does not give a model of that name ({type(error).__name__}); "
             "correct the path, or connect, and log in with `hf auth login` if the model is gated"

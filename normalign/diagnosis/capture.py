@@ -7,15 +7,15 @@ Shape suffixes: B samples, L length, D width, H heads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from normalign.anatomy import UnknownStructureError, attention_of, mlp_of
+from normalign.diagnosis.tokens import token_norms
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,6 @@ class LayerStep:
     mlp_BL: Tensor | None
 
 
-def token_norms(x: Tensor) -> Tensor:
-    """L2 norm of every token (..., D), in float32 at least."""
-    return torch.linalg.vector_norm(x if x.dtype == torch.float64 else x.float(), dim=-1)
-
-
 def first_tensor(value: Any) -> Tensor | None:
     """The first tensor of a module's input or output: a tensor, or something that holds it first."""
     if isinstance(value, Tensor):
@@ -48,12 +43,36 @@ def first_tensor(value: Any) -> Tensor | None:
     return None
 
 
+@dataclass(frozen=True)
+class LayerParts:
+    """A decoder layer, and the modules in it that write to the residual stream; None where its structure does not tell.
+
+    Found once per model: it means reading source code.
+    """
+
+    layer: nn.Module
+    attention: nn.Module | None
+    mlp: nn.Module | None
+
+
+def layer_parts(layers: Sequence[nn.Module]) -> list[LayerParts]:
+    """The parts of decoder layers."""
+
+    def found(find: Callable[[nn.Module], nn.Module], layer: nn.Module) -> nn.Module | None:
+        try:
+            return find(layer)
+        except UnknownStructureError:
+            return None
+
+    return [LayerParts(layer, found(attention_of, layer), found(mlp_of, layer)) for layer in layers]
+
+
 @contextmanager
-def watch_layers(layers: Sequence[nn.Module], take: Callable[[LayerStep], None]) -> Iterator[None]:
+def watch_layers(parts: Sequence[LayerParts], take: Callable[[LayerStep], None]) -> Iterator[None]:
     """Call ``take`` after every decoder layer of the forward passes made meanwhile."""
     with ExitStack() as stack:
-        for index, layer in enumerate(layers):
-            _LayerWatch(index, take).attach(layer, stack)
+        for index, each in enumerate(parts):
+            _LayerWatch(index, take).attach(each, stack)
         yield
 
 
@@ -65,12 +84,12 @@ class _LayerWatch:
         self.before: Tensor | None = None
         self.norms: dict[str, Tensor] = {}
 
-    def attach(self, layer: nn.Module, stack: ExitStack) -> None:
-        stack.enter_context(hook_inputs(layer, self._begin))
-        for name, find in (("attention", attention_of), ("mlp", mlp_of)):
-            with suppress(UnknownStructureError):  # its norms are then None
-                stack.enter_context(hook_output(find(layer), partial(self._half, name)))
-        stack.enter_context(hook_output(layer, self._end))
+    def attach(self, parts: LayerParts, stack: ExitStack) -> None:
+        stack.enter_context(hook_inputs(parts.layer, self._begin))
+        for name, half in (("attention", parts.attention), ("mlp", parts.mlp)):
+            if half is not None:
+                stack.enter_context(hook_output(half, partial(self._half, name)))
+        stack.enter_context(hook_output(parts.layer, self._end))
 
     def _begin(self, before: Tensor) -> None:
         self.before, self.norms = before, {}
@@ -95,7 +114,6 @@ def watch_attention(layers: Sequence[nn.Module], take: Callable[[int, Tensor], N
 
     Only the plain ("eager") implementation does. The weights are those of one layer at a time.
     """
-
 
     def catch(index: int, output: Any) -> None:
         for value in output if isinstance(output, tuple) else ():

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from normalign.anatomy import Anatomy
-from normalign.diagnosis.capture import first_tensor, hook_inputs, hook_output, token_norms
+from normalign.diagnosis.capture import first_tensor, hook_inputs, hook_output
 from normalign.diagnosis.layers import Masks
+from normalign.diagnosis.tokens import token_norms
 from normalign.norms.statistics import language_sinks, summarise_norms, vision_sinks
 
 INTERFACES = ("vision_output", "projector_input", "projector_output", "visual_at_merge", "text_at_merge")

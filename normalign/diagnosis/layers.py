@@ -5,45 +5,47 @@ Of every token and layer six numbers are kept; the states are only reduced to th
 Shape suffixes: B samples, L length, D width, N tokens of one modality, C columns.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from normalign.diagnosis.capture import LayerStep, token_norms
+from normalign.diagnosis.capture import LayerStep
+from normalign.diagnosis.tokens import TokenSteps, at_least_float32, reduce_step
 from normalign.norms.rank import StreamedGram
 from normalign.norms.statistics import language_sinks, summarise_norms, sync_gap
 from normalign.norms.theory import predict_angles, update_correlation
 
 MODALITIES = ("visual", "text")
 FIRST_LAYERS = 8
-BEFORE, AFTER, UPDATE, PRODUCT, ATTENTION, MLP = range(6)  # columns: norms, and h·Δ as PRODUCT
 
 
-@dataclass
 class Masks:
     """Which positions (B, L) of a batch are visual tokens and which text; padding is neither.
 
-    ``ranked``: equally many of both in every sample, evenly chosen, as flat indices.
+    ``flat``: their indices among all positions. ``ranked``: those of equally many of both in every sample, evenly
+    chosen. ``live_N``: the indices of all that are not padding, or None without padding; ``share_MN`` (float64): 1
+    where one of them belongs to a modality, else 0.
     """
 
-    visual_BL: Tensor
-    text_BL: Tensor
+    def __init__(self, visual_BL: Tensor, text_BL: Tensor) -> None:
+        self.visual_BL, self.text_BL = visual_BL, text_BL
+        masks_MBL = torch.stack([visual_BL, text_BL])
+        self.flat = {m: mask.flatten().nonzero().squeeze(1) for m, mask in zip(MODALITIES, masks_MBL, strict=True)}
+        live = masks_MBL.any(0).flatten()
+        self.live_N = None if bool(live.all()) else live.nonzero().squeeze(1)
+        self.share_MN = masks_MBL.flatten(1)[:, live].double()
+        wanted_B = masks_MBL.sum(-1).amin(0)
+        self.ranked = {m: _spread(mask, wanted_B) for m, mask in zip(MODALITIES, masks_MBL, strict=True)}
 
-    def __post_init__(self) -> None:
-        masks = {"visual": self.visual_BL, "text": self.text_BL}
-        self.flat = {name: mask_BL.flatten().nonzero().squeeze(1) for name, mask_BL in masks.items()}
-        self.ranked: dict[str, Tensor] = {}
-        length = self.visual_BL.shape[1]
-        for name, mask_BL in masks.items():
-            rows = []
-            for row, mask_L in enumerate(mask_BL):
-                at_N = mask_L.nonzero().squeeze(1)
-                wanted = min(int(self.visual_BL[row].sum()), int(self.text_BL[row].sum()))
-                chosen = torch.arange(wanted, device=at_N.device) * len(at_N) // max(wanted, 1)
-                rows.append(at_N[chosen] + row * length)
-            self.ranked[name] = torch.cat(rows)
+
+def _spread(mask_BL: Tensor, wanted_B: Tensor) -> Tensor:
+    """Flat indices of ``wanted_B`` positions of each row of a mask, evenly chosen."""
+    rows = []
+    for row, (mask_L, wanted) in enumerate(zip(mask_BL, wanted_B.tolist(), strict=True)):
+        at_N = mask_L.nonzero().squeeze(1)
+        rows.append(at_N[torch.arange(wanted, device=at_N.device) * len(at_N) // max(wanted, 1)] + row * len(mask_L))
+    return torch.cat(rows)
 
 
 class LayerStatistics:
@@ -57,34 +59,27 @@ class LayerStatistics:
 
     def __init__(self, depth: int, width: int, *, ranks: bool = True) -> None:
         self.depth = depth
-        self.columns: dict[str, list[list[Tensor]]] = {m: [[] for _ in range(depth)] for m in MODALITIES}
-        self.grams = {m: [StreamedGram(width) for _ in range(depth + 1 if ranks else 0)] for m in MODALITIES}
-        self.turning = {m: torch.zeros(depth, width, dtype=torch.float64) for m in MODALITIES}
+        self.columns: list[list[tuple[Tensor, Masks]]] = [[] for _ in range(depth)]
+        self.turning = torch.zeros(depth, len(MODALITIES), width, dtype=torch.float64)
+        ranked = MODALITIES if ranks else ()
+        self.grams = {modality: [StreamedGram(width) for _ in range(depth + 1)] for modality in ranked}
 
     def add(self, step: LayerStep, masks: Masks) -> None:
         """Take one layer's work on one batch."""
-        before_ND, after_ND = _rows(step.before_BLD), _rows(step.after_BLD)
-        update_ND = after_ND - before_ND
-        missing_N = before_ND.new_full(before_ND.shape[:1], torch.nan)
-        columns_CN = torch.stack(
-            [
-                token_norms(before_ND),
-                token_norms(after_ND),
-                token_norms(update_ND),
-                torch.einsum("nd,nd->n", before_ND, update_ND),
-                *(missing_N if half is None else half.flatten() for half in (step.attention_BL, step.mlp_BL)),
-            ]
-        )
-        for modality in MODALITIES:
-            at_N = masks.flat[modality].to(columns_CN.device)
-            columns = columns_CN[:, at_N]
-            self.columns[modality][step.index].append(columns.cpu())
-            self.turning[modality][step.index] += _turning_sum(columns, before_ND[at_N], update_ND[at_N])
-            ranked_N = masks.ranked[modality].to(columns_CN.device)
-            if self.grams[modality] and len(ranked_N):
-                if step.index == 0:
-                    self.grams[modality][0].add(before_ND[ranked_N])
-                self.grams[modality][step.index + 1].add(after_ND[ranked_N])
+        device, live_N = step.after_BLD.device, masks.live_N
+        live_N = None if live_N is None else live_N.to(device)
+        before_ND, after_ND = _rows(step.before_BLD, live_N), _rows(step.after_BLD, live_N)
+        columns_CN, sums_MD = reduce_step(before_ND, after_ND, masks.share_MN.to(device))
+        halves = [_half(half, live_N, columns_CN[0]) for half in (step.attention_BL, step.mlp_BL)]
+        self.columns[step.index].append((torch.cat([columns_CN, torch.stack(halves)]).cpu(), masks))
+        self.turning[step.index] += sums_MD.cpu()
+        for modality, grams in self.grams.items():
+            ranked_N = masks.ranked[modality].to(device)
+            if not len(ranked_N):
+                continue
+            if step.index == 0:
+                grams[0].add(_rows(step.before_BLD, ranked_N))
+            grams[step.index + 1].add(_rows(step.after_BLD, ranked_N))
 
     def summary(self) -> dict[str, Any]:
         """``layers`` per modality and ``sync_gap``; medians of updates, so that sinks do not decide them.
@@ -106,10 +101,8 @@ class LayerStatistics:
         text = [self._steps("text", layer) for layer in range(self.depth)]
         return {
             "rho": [
-                update_correlation(
-                    self.turning["visual"][i], visual[i].tokens, self.turning["text"][i], text[i].tokens
-                )
-                for i in range(self.depth)
+                update_correlation(sums_MD[0], v.tokens, sums_MD[1], t.tokens)
+                for sums_MD, v, t in zip(self.turning, visual, text, strict=True)
             ],
             "angle_predicted": predict_angles(
                 [_mean(t.update[t.ordinary]) for t in text],
@@ -119,17 +112,19 @@ class LayerStatistics:
             "angle_measured": [_mean(v.angle[v.ordinary]) for v in visual],
         }
 
-    def _steps(self, modality: str, layer: int) -> "_Steps":
-        columns = self.columns[modality][layer]
-        if not columns or not sum(part.shape[1] for part in columns):
+    def _steps(self, modality: str, layer: int) -> TokenSteps:
+        number = MODALITIES.index(modality)
+        parts = [columns_CN[:, masks.share_MN[number].cpu() > 0] for columns_CN, masks in self.columns[layer]]
+        columns_CN = torch.cat(parts, dim=1) if parts else torch.empty(0, 0)
+        if not columns_CN.shape[1]:
             raise ValueError(f"no {modality} tokens were measured")
-        return _Steps(torch.cat(columns, dim=1).double())
+        return TokenSteps(columns_CN)
 
     def _modality(self, modality: str) -> dict[str, list[Any]]:
         steps = [self._steps(modality, layer) for layer in range(self.depth)]
         norms = [steps[0].before, *(step.after for step in steps)]
         summaries = [summarise_norms(n, language_sinks(n)) for n in norms]
-        grams = self.grams[modality]
+        grams = self.grams.get(modality)
         return {
             "norm_mean": [s["mean"] for s in summaries],
             "norm_median": [s["median"] for s in summaries],
@@ -144,52 +139,18 @@ class LayerStatistics:
         }
 
 
-class _Steps:
-    """What one layer did to the tokens (N,) of a modality, from their columns (C, N) in float64.
-
-    Angles come from the update's parts along and across the state, which stay exact where a token hardly turns; an
-    arc cosine would not.
-    """
-
-    def __init__(self, columns_CN: Tensor) -> None:
-        self.tokens = columns_CN.shape[1]
-        self.before, self.after, self.update = columns_CN[BEFORE], columns_CN[AFTER], columns_CN[UPDATE]
-        self.attention, self.mlp = columns_CN[ATTENTION], columns_CN[MLP]
-        self.size = self.before.clamp_min(1e-12)
-        along, across = _parts(columns_CN)
-        # A token that is zero before or after has no direction: cosine 0, 90 degrees.
-        whole = (self.before > 0) & (self.after > 0)
-        turned = torch.rad2deg(torch.atan2(across, self.before + along))
-        self.cosine = torch.where(whole, torch.cos(torch.deg2rad(turned)), 0.0)
-        self.angle = torch.where(whole, turned, 90.0)
-        self.update_angle = torch.where(self.update > 0, torch.rad2deg(torch.atan2(across, along)), 90.0)
-        # Sink tokens hardly turn at all; they are counted, and left out of the angles.
-        self.ordinary = ~(language_sinks(self.before) | language_sinks(self.after))
-
-
-def _parts(columns_CN: Tensor) -> tuple[Tensor, Tensor]:
-    """Length (N,) of each update along its state (signed) and across it."""
-    along_N = columns_CN[PRODUCT] / columns_CN[BEFORE].clamp_min(1e-12)
-    return along_N, (columns_CN[UPDATE].square() - along_N.square()).clamp_min(0).sqrt()
-
-
-def _turning_sum(columns_CN: Tensor, before_ND: Tensor, update_ND: Tensor) -> Tensor:
-    """Sum (D,) over tokens of the unit vectors of their updates across the state.
-
-    With w = Δ − (Δ·h/‖h‖²) h it is Δᵀp − hᵀq, p = 1/‖w‖, q = p Δ·h/‖h‖²: two matrix-vector products.
-    """
-    columns_CN = columns_CN.double()
-    along_N, across_N = _parts(columns_CN)
-    turns_N = across_N > 1e-6 * columns_CN[UPDATE]  # below, the direction would be rounding
-    p_N = torch.where(turns_N, across_N.reciprocal(), 0.0)
-    q_N = p_N * along_N / columns_CN[BEFORE].clamp_min(1e-12)
-    return (p_N.to(update_ND.dtype) @ update_ND - q_N.to(update_ND.dtype) @ before_ND).double().cpu()
-
-
-def _rows(x_BLD: Tensor) -> Tensor:
-    """Tokens (N, D) of a batch, in float32 at least."""
+def _rows(x_BLD: Tensor, live_N: Tensor | None) -> Tensor:
+    """Tokens (N, D) of a batch without its padding, in float32 at least; a view where that is possible."""
     x_ND = x_BLD.flatten(0, -2)
-    return x_ND if x_ND.dtype == torch.float64 else x_ND.float()
+    return at_least_float32(x_ND if live_N is None else x_ND[live_N])
+
+
+def _half(norms_BL: Tensor | None, live_N: Tensor | None, like_N: Tensor) -> Tensor:
+    """Norms (N,) of what one half of a layer added; NaN where that is not known."""
+    if norms_BL is None:
+        return torch.full_like(like_N, torch.nan)
+    norms_N = norms_BL.flatten().to(like_N)
+    return norms_N if live_N is None else norms_N[live_N]
 
 
 def _mean(x_N: Tensor) -> float:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from normalign.anatomy import Anatomy, visual_mask
 from normalign.diagnosis.attention import AttentionStatistics, LastLook
-from normalign.diagnosis.capture import token_norms, watch_attention, watch_layers
+from normalign.diagnosis.capture import layer_parts, watch_attention, watch_layers
 from normalign.diagnosis.interface import InterfaceNorms
 from normalign.diagnosis.layers import LayerStatistics, Masks
 from normalign.diagnosis.routing import RoutingStatistics, find_mixtures
+from normalign.diagnosis.tokens import token_norms
 from normalign.norms.text_norm import text_norm_statistics
 
 ATTENTION_BYTES = 1 << 30  # of one layer's attention weights; above, attention is not measured on that batch
@@ -27,6 +28,7 @@ class ModelProbe:
 
     def __init__(self, anatomy: Anatomy) -> None:
         self.anatomy = anatomy
+        self.parts = layer_parts(anatomy.layers)
         self.samples = 0
         self.layers = LayerStatistics(len(anatomy.layers), anatomy.width)
         self.attention = AttentionStatistics(len(anatomy.layers))
@@ -57,7 +59,7 @@ class ModelProbe:
         with ExitStack() as stack:
             if self._weights_returned(*masks.visual_BL.shape):
                 stack.enter_context(watch_attention(self.anatomy.layers, look))
-            stack.enter_context(watch_layers(self.anatomy.layers, lambda step: self.layers.add(step, masks)))
+            stack.enter_context(watch_layers(self.parts, lambda step: self.layers.add(step, masks)))
             stack.enter_context(self.interface.watching(masks))
             stack.enter_context(self.routing.watching(masks))
             self.anatomy.core(**moved, use_cache=False)

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from normalign.diagnosis.capture import LayerStep, watch_attention, watch_layers
+from normalign.diagnosis.capture import LayerStep, layer_parts, watch_attention, watch_layers
 from normalign.diagnosis.layers import LayerStatistics, Masks
 
 from ..conftest import Tiny
@@ -20,7 +20,7 @@ def run(tiny: Tiny, x_BLD: torch.Tensor) -> tuple[list[LayerStep], torch.Tensor,
     steps: list[LayerStep] = []
     kept = reference.Kept()
     handles = reference.keep(kept, language.layers, [(layer.self_attn, layer.mlp) for layer in language.layers])
-    with torch.no_grad(), watch_layers(language.layers, steps.append):
+    with torch.no_grad(), watch_layers(layer_parts(language.layers), steps.append):
         output = language(inputs_embeds=x_BLD, use_cache=False).last_hidden_state
     for handle in handles:
         handle.remove()
@@ -28,7 +28,7 @@ def run(tiny: Tiny, x_BLD: torch.Tensor) -> tuple[list[LayerStep], torch.Tensor,
 
 
 @pytest.fixture(scope="module")
-def x_BLD() -> torch.Tensor:
+def x_BLD() -> torch.Tensor:  # noqa: N802 (a tensor's name)
     return torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(0))
 
 
@@ -83,7 +83,7 @@ def test_at_most_two_layers_states_are_alive_at_a_time(tiny: Tiny, x_BLD: torch.
         gone = [reference() is None for reference in storages[:-2]]
         assert all(gone), f"states of layers {[i for i, g in enumerate(gone) if not g]} are kept"
 
-    with torch.no_grad(), watch_layers(language.layers, take):
+    with torch.no_grad(), watch_layers(layer_parts(language.layers), take):
         language(inputs_embeds=x_BLD, use_cache=False)
     assert len(storages) == DEPTH
 
@@ -91,7 +91,7 @@ def test_at_most_two_layers_states_are_alive_at_a_time(tiny: Tiny, x_BLD: torch.
 def test_no_hook_is_left_behind_also_after_an_error(tiny: Tiny, x_BLD: torch.Tensor) -> None:
     language = tiny.model().model.language_model
     seen: list[LayerStep] = []
-    with pytest.raises(RuntimeError, match="stop"), watch_layers(language.layers, seen.append):
+    with pytest.raises(RuntimeError, match="stop"), watch_layers(layer_parts(language.layers), seen.append):
         raise RuntimeError("stop")
     with torch.no_grad():
         language(inputs_embeds=x_BLD, use_cache=False)

@@ -1,5 +1,6 @@
 """Streamed layer statistics against a direct float64 computation on full hidden states."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ def test_batch_sizes_order_and_padding_side_change_nothing(
     samples = [sample(seed, 3 + seed, 6 - seed, turn) for seed in range(5)]
     bounds = [0, *sorted(cuts), 5]
     mixed = [samples[i] for i in order]
-    parts = [mixed[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    parts = [mixed[a:b] for a, b in itertools.pairwise(bounds)]
     whole, streamed = measured([samples]), measured(parts, side)
     for modality in ("visual", "text"):
         equal(streamed.summary()["layers"][modality], whole.summary()["layers"][modality], 1e-6)
