@@ -9,8 +9,8 @@ A random Llama of SmolLM2's width and 16 of its layers, on sequences of several 
   `output_attentions=True` keeps every layer's weights
 
 Times are processor times of one thread, the ways taking turns within one process, and the least of all turns counts:
-what else runs on the machine only ever adds to it. The figures that the probe's `summary` makes once, of all passes, are timed apart. Peak memory is that of
-one pass, each in a process of its own, beyond what the model took before.
+what else runs on the machine only ever adds to it. The figures that the probe's `summary` makes once, of all passes,
+are timed apart. Peak memory is that of one pass, each in a process of its own, beyond what the model took before.
 """
 
 import argparse

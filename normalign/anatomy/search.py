@@ -134,8 +134,10 @@ def _input_embedding(model: nn.Module) -> nn.Embedding:
     return found if isinstance(found, nn.Embedding) else embedding_in(model)
 
 
-def find_tower(model: nn.Module, language: str) -> str:
+def find_tower(model: nn.Module, language: str | None) -> str:
     """Path of the vision tower: the outermost module fed by pixels, with blocks, that is no part of the language model.
+
+    Without a language model (None) it can be the model itself.
 
     Fed by pixels is what its class says (its inputs' modalities, its main input) or whose configuration is a vision
     configuration within the model's.
@@ -143,14 +145,17 @@ def find_tower(model: nn.Module, language: str) -> str:
     vision_configs = _vision_configs(getattr(model, "config", None))
     found: list[str] = []
     for path, module in model.named_modules():
-        apart = not inside(path, language) and not inside(language, path) and not any(inside(path, f) for f in found)
-        if apart and _takes_pixels(module, vision_configs) and block_list(module) is not None:
+        apart = language is None or not (inside(path, language) or inside(language, path))
+        new = not any(inside(path, outer) for outer in found)
+        if apart and new and _takes_pixels(module, vision_configs) and block_list(module) is not None:
             found.append(path)
     if not found:
         raise UnknownStructureError(
             f"{type(model).__name__}: found no vision tower (a module with blocks that takes pixels). A text-only "
             "model has none (`normalign text-norm` measures those); if this one has, name it with --tower PATH"
         )
+    if language is None:
+        return found[0]
     used = _used_for_images(model, common(found[0], language))
     named = [path for path in found if path.split(".")[-1] in used]
     return (named or found)[0]
@@ -252,3 +257,23 @@ def can_output(module: nn.Module, width: int, vocabulary: int) -> bool:
         if any(parameter.dim() == 2 and width in parameter.shape for parameter in part.parameters(recurse=False)):
             return True
     return False
+
+
+def final_norm(tower: nn.Module) -> nn.Module | None:
+    """The normalisation after a vision tower's last block: the last one beside the blocks, or beside what holds them.
+
+    None where there is none (Qwen2-VL).
+    """
+    blocks = block_list(tower)
+    if blocks is None:
+        return None
+    path = path_of(tower, blocks)
+    for container in reversed([*_path_between("", path)]):
+        children = dict(tower.get_submodule(container).named_children())
+        names = list(children)
+        holder = path.removeprefix(f"{container}." if container else "").split(".")[0]
+        behind = names[names.index(holder) + 1 :]
+        norms = [name for name in behind if "norm" in type(children[name]).__name__.lower()]
+        if norms:
+            return children[norms[-1]]
+    return None

@@ -38,36 +38,55 @@ class Request:
     parts: tuple[tuple[str, Any], ...] = ()
 
 
-def probe(models: Sequence[str], request: Request, *, as_json: bool = False) -> None:
+def probe(models: Sequence[str], request: Request, *, as_json: bool = False) -> bool:
     """Measure ``models``, one after the other; print tables and a verdict, or one JSON object.
 
     With ``request.out``: the page there, and each model's result (``result.json``; several: ``<number>/result.json``).
 
+    Returns:
+        Whether all of several models could be measured; one that fails loses no other.
+
     Raises:
-        ValueError, OSError: a model, the images or the prompts cannot be used; the message says what to do.
+        ValueError, OSError: the images, the prompts or the only model cannot be used; the message says what to do.
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)
     prompts, pictures = read_prompts(request.prompts), Pictures(request.images)
     base = None if request.base is None else base_text_norm(request.base)
-    results = []
+    results: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
     for model in models:
-        result = rounded(measure(model, request, pictures, prompts, base))
+        try:
+            result = rounded(measure(model, request, pictures, prompts, base))
+        except (ValueError, OSError) as error:
+            if len(models) == 1:
+                raise
+            failed.append({"model": model, "error": str(error)})
+            continue
         results.append({**result, "verdict": judge(result)})
-    page = None
-    if request.out is not None:
-        for number, result in enumerate(results, 1):
-            folder = request.out if len(results) == 1 else request.out / str(number)
-            write_json(folder / "result.json", result)
-        page = write_page(results, request.out)
+    page = None if request.out is None or not results else _write(results, request.out)
     if as_json:
-        shown: Any = results[0] if len(results) == 1 else {"models": results}
+        shown = results[0] if len(models) == 1 else {"models": [*results, *failed]}
         typer.echo(json.dumps(shown, indent=2, allow_nan=False))
-        return
-    print_results(results, Console())
-    if page is None:
-        typer.echo("Curves, attention maps and the figures as JSON: run again with --out DIR.")
     else:
+        _show(results, failed, page)
+    return not failed
+
+
+def _write(results: Sequence[dict[str, Any]], out: Path) -> Path:
+    for number, result in enumerate(results, 1):
+        write_json((out if len(results) == 1 else out / str(number)) / "result.json", result)
+    return write_page(results, out)
+
+
+def _show(results: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]], page: Path | None) -> None:
+    if results:
+        print_results(results, Console())
+    for each in failed:
+        typer.echo(f"{each['model']} could not be measured: {each['error']}")
+    if page is not None:
         typer.echo(f"Page: {page.resolve().as_uri()}")
+    elif results:
+        typer.echo("Curves, attention maps and the figures as JSON: run again with --out DIR.")
 
 
 def read_prompts(file: Path | None) -> tuple[str, ...]:
@@ -128,3 +147,4 @@ def _samples(pictures: Pictures, prompts: Sequence[str], name: str) -> Iterator[
             for prompt in prompts:
                 yield path, image, prompt
                 bar.update()
+        bar.total = bar.n  # bad images are no samples

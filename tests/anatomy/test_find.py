@@ -152,10 +152,10 @@ def test_a_configuration_without_an_image_placeholder_says_which_option_supplies
 
 
 def test_a_compiled_model_is_taken_out_of_its_wrapper() -> None:
-    model = tiny_vlm("llava")[0]
+    model: Any = tiny_vlm("llava")[0]
     compiled: Any = torch.compile(model, backend="eager")
     found = find_anatomy(compiled)
-    assert found.model is model and found.projector is model.model.multi_modal_projector
+    assert found.model is compiled._orig_mod and found.projector is model.model.multi_modal_projector
 
 
 @pytest.mark.parametrize("wrapped", ["language_model", "vision_tower", "multi_modal_projector"])
