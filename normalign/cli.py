@@ -9,6 +9,7 @@ import typer
 app = typer.Typer(name="normalign", no_args_is_help=True, add_completion=False, help=__doc__.splitlines()[0])
 profile_app = typer.Typer(no_args_is_help=True, help="Which profile of params.yaml the pipeline runs.")
 app.add_typer(profile_app, name="profile")
+_RESULTS = typer.Argument(None, help="Results of probe, text-norm or encoder-norm, as JSON.")
 _PROFILE = typer.Option(None, help="Profile to show; default: the one in params.yaml.")
 _VISION_CONFIG = typer.Option(None, help="config.json of the vision tower.")
 _MODELS = typer.Argument(metavar="MODEL...", help="Folders of vision-language models, or hub names.")
@@ -45,6 +46,18 @@ def report(profile: str | None = _PROFILE) -> None:
 
     with _told():
         report(profile)
+
+
+@app.command()
+def tables(
+    results: list[Path] | None = _RESULTS,
+    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of tables."),
+) -> None:
+    """Print the paper's tables RQ1 to RQ4, its figures beside what was measured here."""
+    from normalign.commands.tables import tables
+
+    with _told():
+        tables(results or [], as_json=as_json)
 
 
 @app.command()

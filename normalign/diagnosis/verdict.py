@@ -265,14 +265,16 @@ def _advice(result: dict[str, Any], verdict: dict[str, Any]) -> list[str]:
     train = "the outputs change, so the model must then be trained"
     if verdict["failure"] == "overwriting":
         return [
-            "Try a larger target norm, `normalign attach --multiple 8`, against the present one in equal trainings: "
-            f"{train}. " + control
+            "Try a larger target norm (normalign attach MODEL OUT --multiple 8) against the present one, in equal "
+            f"trainings: {train}. " + control
         ]
     if verdict["severity"] == "none":
         return ["Norms call for no change."]
     if result.get("visual_vocabulary"):
         return ["Compare the cosine curves first: the paper saw them overlap in Ovis in spite of such norms."]
-    advice = [f"Put an aligner behind the projector, `normalign attach --aligner layernorm`; {train}. " + control]
+    advice = [
+        f"Put an aligner behind the projector (normalign attach MODEL OUT --aligner layernorm); {train}. " + control
+    ]
     if verdict["severity"] == "mild":
         advice.insert(0, "The imbalance is moderate: compare with an unchanged copy in equal trainings before you act.")
     return advice

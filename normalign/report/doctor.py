@@ -100,7 +100,7 @@ def model_names(results: Results) -> list[str]:
 def doctor_sections(results: Results, names: Sequence[str]) -> list[Section]:
     """Everything the page shows, in order."""
     verdicts = [judge(result) for result in results]
-    sections = [_verdict(results, names, verdicts)]
+    sections = _verdicts(results, names, verdicts)
     pairs = [change_table(results, names, verdicts, pair) for pair in changes(results)]
     if pairs:
         sections.append(Section("change", "Before and after", pairs))
@@ -120,12 +120,19 @@ def doctor_sections(results: Results, names: Sequence[str]) -> list[Section]:
     ]
 
 
-def _verdict(results: Results, names: Sequence[str], verdicts: Results) -> Section:
-    blocks: Blocks = [verdict_table(results, names, verdicts)]
-    for name, verdict in zip(names, verdicts, strict=True):
-        blocks += [Text([f"{name}:"]), Text(verdict["words"], bullets=True)]
-        blocks += [Text(["What to do:"]), Text(verdict["advice"], bullets=True)]
-    return Section("verdict", "Verdict", [*blocks, measured_table(results, names)])
+def _verdicts(results: Results, names: Sequence[str], verdicts: Results) -> list[Section]:
+    """An overview, and a section per model where there are several."""
+    overview = [verdict_table(results, names, verdicts), measured_table(results, names)]
+    words: list[Blocks] = [
+        [Text(verdict["words"], bullets=True), Text(["What to do:"]), Text(verdict["advice"], bullets=True)]
+        for verdict in verdicts
+    ]
+    if len(results) == 1:
+        return [Section("verdict", "Verdict", [*words[0], *overview])]
+    models = [
+        Section(f"model-{index}", name, blocks) for index, (name, blocks) in enumerate(zip(names, words, strict=True))
+    ]
+    return [Section("verdict", "Verdict", overview), *models]
 
 
 def _norms(results: Results, names: Sequence[str]) -> Section:

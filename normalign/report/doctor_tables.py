@@ -82,8 +82,8 @@ def layer_table(result: Result, name: str, first: int | None = None) -> Table:
     series = [*before, visual["cosine"], text["cosine"], text["angle"], visual["angle"], *theory]
     rows = [[str(layer + 1), *(number(values[layer]) for values in series)] for layer in range(depth)[:first]]
     columns = ["Layer", "Norm visual", "Norm text", "Cosine visual", "Cosine text", "Angle text", "Angle visual"]
-    note = "Norm: median, entering the layer. Angles in degrees; predicted: of visual tokens given the text's updates."
-    return Table(f"Layers: {name}", [*columns, "Predicted", "ρ"], rows, "r" * 9, note)
+    note = "Norm: median, entering the layer. Angles in degrees; expected: of visual tokens given the text's updates."
+    return Table(f"Layers: {name}", [*columns, "Expected", "ρ"], rows, "r" * 9, note)
 
 
 def theory_table(names: Sequence[str], verdicts: Results) -> Table:

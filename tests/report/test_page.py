@@ -4,7 +4,6 @@ import random
 import re
 import shutil
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -24,6 +23,8 @@ from normalign.report.paper import NOT_MEASURED, our_figure, paper_figures, pape
 from normalign.report.significance import paired_difference
 from normalign.report.tables import interface_table, source_name, verdict_table
 from normalign.settings import load_profile
+
+from .markup import check_references, check_self_contained
 
 RUN = ["baseline", "norm", "norm_gwc"]
 SHARED = ("weights", "dataset", "text_norm", "encoder_norm", "language_reference", "check_data")
@@ -57,46 +58,12 @@ def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(page_module, name, lambda *_: "<svg></svg>")
 
 
-class Tags(HTMLParser):
-    """Collects tags and attributes; fails on a closing tag that does not match."""
-
-    VOID = frozenset({"meta", "br", "img", "link", "hr"})
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(page)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_page_is_well_formed_self_contained_and_without_scripts(page: str) -> None:
-    tags = Tags(page).seen
-    assert not {"script", "link", "iframe", "img"} & {tag for tag, _ in tags}
-    for _, attributes in tags:
-        assert not any(name.startswith("on") for name in attributes)
-        for name in ("href", "src", "xlink:href"):
-            assert (attributes.get(name) or "#").startswith(("#", "data:image/png;base64,"))
-    assert "url(http" not in page and "@import" not in page
-    assert len(page.encode()) < 5_000_000
+    check_self_contained(page)
 
 
 def test_every_id_is_unique_and_every_reference_resolves(page: str) -> None:
-    names = [attributes["id"] for _, attributes in Tags(page).seen if "id" in attributes]
-    assert len(names) == len(set(names))
-    used = set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', page))
-    assert {one or other for one, other in used} <= set(names)
+    check_references(page)
 
 
 @pytest.mark.usefixtures("no_charts")
