@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from normalign.anatomy import find_anatomy, inputs_of, load_vlm, visual_mask
@@ -76,8 +77,6 @@ def _truncate(path: Path) -> None:
 
 
 def _without_layer(path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     kept = {name: value for name, value in load_file(path).items() if "layers.1.mlp" not in name}
     save_file(kept, path, metadata={"format": "pt"})
 
@@ -113,3 +112,36 @@ def test_a_text_only_model_and_a_missing_folder_are_told_apart(tmp_path: Path) -
         load_vlm(tmp_path)
     with pytest.raises(ValueError, match="is not a folder"):
         load_vlm(tmp_path / "nowhere")
+
+
+REMOTE = """
+from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+
+class TheirConfig(LlavaConfig):
+    model_type = "their_vlm"
+
+
+class TheirModel(LlavaForConditionalGeneration):
+    config_class = TheirConfig
+"""
+
+
+def test_code_that_comes_with_a_checkpoint_runs_only_when_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    folder = tmp_path / "theirs"
+    _save(folder)
+    save_file(tiny_vlm("llava")[0].state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "their_code.py").write_text(REMOTE)
+    config = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "their_code.TheirConfig", "AutoModelForCausalLM": "their_code.TheirModel"}
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "their_vlm", "auto_map": names}))
+    with pytest.raises(ValueError, match="--trust-remote-code"):
+        load_vlm(folder)
+    model, processor = load_vlm(folder, trust_remote_code=True)
+    assert type(model).__name__ == "TheirModel"
+    assert find_anatomy(model).projector_path == "model.multi_modal_projector"
+    assert inputs_of(processor, picture(), PROMPT)["pixel_values"].shape == (1, 3, 28, 28)
