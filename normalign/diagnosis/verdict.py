@@ -78,8 +78,17 @@ def text_norm(result: dict[str, Any]) -> float:
 
 
 def measured_correlation(result: dict[str, Any]) -> float | None:
-    """ρ of a probed model: mean over its first layers; None if it was not measured."""
-    return _mean((result.get("theory") or {}).get("rho"))
+    """ρ of a probed model's first layers together; None if it was not measured.
+
+    Layers weigh as much as they turn text tokens (C sin θ squared), so that it is the share of all these layers' update
+    variance that is in common, as in the theory.
+    """
+    rho = ((result.get("theory") or {}).get("rho") or [])[:FIRST_LAYERS]
+    updates = text_updates(result)
+    sizes = (size * math.sin(math.radians(angle)) for size, angle in zip(updates.size, updates.angle, strict=True))
+    known = [(size**2, value) for size, value in zip(sizes, rho, strict=False) if value is not None]
+    total = math.fsum(weight for weight, _ in known)
+    return math.fsum(weight * value for weight, value in known) / total if total > 0 else None
 
 
 def _imbalance(k: float) -> float:
@@ -233,7 +242,11 @@ def _theory_words(theory: dict[str, Any] | None) -> list[str]:
     ]
     if theory["holds_below_cosine"] is None:
         return words
-    return [*words, f"Updates of visual and text tokens correlate with ρ = {theory['rho']:.3g}. " + _inequality(theory)]
+    return [
+        *words,
+        f"Updates of visual and text tokens correlate with ρ = {theory['rho']:.3g} over all pairs, related or not. "
+        + _inequality(theory),
+    ]
 
 
 def _inequality(theory: dict[str, Any]) -> str:
@@ -241,9 +254,11 @@ def _inequality(theory: dict[str, Any]) -> str:
     bound = theory["holds_below_cosine"]
     if bound in (0.0, 1.0):
         effect = "lowers" if bound else "raises"
-        return f"Under the theory, imbalance {effect} the attention score of related pairs, however close at the merge."
+        return (
+            f"At this ρ imbalance {effect} the expected attention score of related pairs, however close at the merge."
+        )
     return (
-        "Under the theory, imbalance lowers the attention score of related pairs whose cosine at the merge is below "
+        "At this ρ imbalance lowers the expected attention score of related pairs whose cosine at the merge is below "
         f"{bound:.2g}, and raises it for closer ones; which pairs are related was not measured."
     )
 

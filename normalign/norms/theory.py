@@ -168,8 +168,8 @@ def update_correlation(visual_sum_D: Tensor, visual_tokens: int, text_sum_D: Ten
 
     The mean over all pairs is the product of two means, so that one running sum of ``turning_directions`` (D,) and one
     count per modality suffice, over any number of batches. If every update is √ρ of a direction that all tokens share
-    plus √(1−ρ) of its own, this is ρ. Which pairs are related is not known in a model; what related pairs share beyond
-    the rest is therefore not in it.
+    plus √(1−ρ) of its own, this is ρ. Which pairs are related is not known in a model, so this is over all: it raises
+    the expected cosine of unrelated pairs by as much, and what related pairs share beyond it is not in it.
 
     Raises:
         ValueError: a modality has no tokens.

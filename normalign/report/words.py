@@ -59,8 +59,10 @@ DOCTOR_TERMS = (
     "Predicted angle: by how much visual tokens would turn if a layer gave them the update C, at the angle θ, that it "
     "gives text tokens: tan of it is C sin θ / (‖h‖ + C cos θ). The distance to the measured angle tests the paper's "
     "assumptions of uniform magnitude and consistent geometry.",
-    "ρ: mean cosine between what turns a visual and what turns a text token in the same layer, over all pairs. What "
-    "related pairs have in common beyond the others is not in it, for which pairs are related is not known.",
+    "ρ: mean cosine between what turns a visual and what turns a text token in the same layer, over all pairs, "
+    "related or not, for which pairs are related is not known. What all pairs share raises the scores of unrelated "
+    "pairs just as much; whether related pairs stand out rests on what they share beyond it, and that is not measured. "
+    "Over several layers: the mean, each weighing as the squared length of what turns its text tokens.",
     "ρ*: above it, norm imbalance lowers the expected attention score of related pairs, as the paper says; below it, "
     "it raises the score, because a token that hardly turns keeps the alignment it came with.",
 )
@@ -72,8 +74,8 @@ INEQUALITY_CAPTION = (
     "What the theory expects of the first layers, given how text tokens move through them. Left: the threshold ρ* for "
     "related pairs whose cosine at the merge is 0.6 (solid) or 0.2 (dashed), which is assumed, not measured; a model's "
     "mark above its curve means that the paper's inequality holds there. Right: expected attention score of a pair of "
-    "cosine 0.6 behind these layers at the measured ρ, in standard deviations of unrelated pairs; the mark is the "
-    "model."
+    "cosine 0.6 behind these layers at the measured ρ; scores of pairs that share nothing have standard deviation 1. "
+    "The mark is the model."
 )
 ROUTING_CAPTION = (
     "Entropy in nats of the router's softmax (mean over tokens) and of the experts' shares of all choices. A collapse "

@@ -124,16 +124,25 @@ def test_the_paper_inequality_holds_for_pairs_below_a_cosine_that_follows_from_r
     assert theory["score"]["balanced"] < theory["score"]["imbalanced"]  # at a cosine of 0.6, above that bound
     higher = judge(result(40, paper, rho=0.5))
     assert higher["theory"]["score"]["balanced"] > higher["theory"]["score"]["imbalanced"]
-    assert higher["theory"]["holds_below_cosine"] == 1 and "lowers the attention score of related pairs, " in words(
-        higher
-    )
-    assert "raises the attention score of related pairs, however" in words(judge(result(40, paper, rho=-0.02)))
+    assert higher["theory"][
+        "holds_below_cosine"
+    ] == 1 and "lowers the expected attention score of related pairs, " in words(higher)
+    assert "raises the expected attention score of related pairs, however" in words(judge(result(40, paper, rho=-0.02)))
 
 
 def test_text_updates_are_recovered_from_norms_and_angles() -> None:
     updates = Updates([2, 7, 1.5, 0.3, 1, 1, 1, 1, 1, 1], [90, 60, 120, 100, 90, 90, 90, 90, 90, 90])
     found = text_updates(result(3, updates))
     assert found.size == pytest.approx(updates.size[:8]) and found.angle == pytest.approx(updates.angle[:8])
+
+
+def test_rho_of_the_first_layers_is_the_share_of_their_update_variance() -> None:
+    # Turning parts 2 sin 90 = 2 and 2 sin 30 = 1: weights 4 and 1.
+    changed = result(3, Updates([2, 2], [90, 30]))
+    changed["theory"]["rho"] = [0.1, 0.6]
+    assert measured_correlation(changed) == pytest.approx((4 * 0.1 + 1 * 0.6) / 5)
+    changed["theory"]["rho"] = [None, 0.6]
+    assert measured_correlation(changed) == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 8, 12])

@@ -10,9 +10,11 @@ from rich.console import Console
 from normalign.diagnosis.verdict import judge
 from normalign.norms.theory import Updates
 from normalign.report import doctor as doctor_module
+from normalign.report.blocks import Table
 from normalign.report.doctor import doctor_sections, model_names, print_results, write_page
 from normalign.report.doctor_charts import inequality_panels, layer_panels, routing_panels, theory_panels
 from normalign.report.doctor_tables import changes, layer_table, routing_table, theory_table, verdict_table
+from normalign.report.terminal import print_blocks
 
 from ..diagnosis.results import attention_map, result, summary
 from .markup import check_references, check_self_contained
@@ -158,6 +160,18 @@ def test_the_terminal_shows_words_and_tables_within_80_columns() -> None:
     for part in ("inertia", "overwriting", "Before and after: llava-aligned", "Theory", "[red]"):
         assert part in text
     assert "…" not in text
+
+
+def test_a_header_takes_as_many_lines_as_its_cells_allow() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    print_blocks(console, [Table("t", ["Model", "Mean without sinks"], [["m", "1.00"]], "lr")])
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert [line for line in lines if {"Mean", "without", "sinks"} & {*line}] == [
+        ["Mean"],
+        ["without"],
+        ["Model", "sinks"],
+    ]
+    assert "overwriting" in tables_text([BEFORE, AFTER])
 
 
 def test_without_results_there_is_no_page(tmp_path: Path) -> None:
