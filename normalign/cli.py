@@ -123,7 +123,7 @@ def probe(
     models: list[str] = _MODELS,
     images: Path = _IMAGES,
     prompts: Path | None = _PROMPTS,
-    base: str | None = typer.Option(None, help="Folder of the language model that MODEL was made from."),
+    base: str | None = typer.Option(None, help="The language model that MODEL was made from, as `text-norm` takes it."),
     out: Path | None = _OUT,
     projector: str | None = typer.Option(None, help="Module path of the projector, where it is not found."),
     tower: str | None = typer.Option(None, help="Module path of the vision tower, where it is not found."),

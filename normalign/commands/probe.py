@@ -17,9 +17,10 @@ from normalign.diagnosis.maps import map_entry
 from normalign.diagnosis.pictures import Pictures
 from normalign.diagnosis.probe import ModelProbe
 from normalign.diagnosis.verdict import judge
+from normalign.embeddings.source import find_embedding
+from normalign.embeddings.statistics import text_norm_statistics
 from normalign.files import write_json
 from normalign.metrics import rounded
-from normalign.norms.text_norm import find_embedding, read_row_norms, text_norm_statistics
 from normalign.report.doctor import print_results, write_page
 
 DEFAULT_PROMPTS = ("Describe this image in detail.", "What is in the centre of the image, and what is around it?")
@@ -108,9 +109,13 @@ def read_prompts(file: Path | None) -> tuple[str, ...]:
 
 
 def base_text_norm(model: str) -> float:
-    """T of a language model in a folder; only its embedding is read."""
-    norms_N, width = read_row_norms(*find_embedding(Path(model)))
-    return float(text_norm_statistics(norms_N, width)["T"])
+    """T of a language model: a folder, a file or a hub model; only its embedding is read.
+
+    Raises:
+        ValueError, OSError: it cannot be read; the message says why.
+    """
+    embedding = find_embedding(model)
+    return float(text_norm_statistics(embedding.row_norms(), embedding.width)["T"])
 
 
 def measure(

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from accelerate.utils import align_module_device
 from torch import Tensor
 
 from normalign.anatomy import Anatomy, visual_mask
@@ -17,7 +18,7 @@ from normalign.diagnosis.interface import InterfaceNorms
 from normalign.diagnosis.layers import LayerStatistics, Masks
 from normalign.diagnosis.routing import RoutingStatistics, find_mixtures
 from normalign.diagnosis.tokens import token_norms
-from normalign.norms.text_norm import text_norm_statistics
+from normalign.embeddings.statistics import text_norm_statistics
 
 ATTENTION_BYTES = 1 << 30  # of one layer's attention weights; above, attention is not measured on that batch
 ROWS_AT_ONCE = 16384
@@ -54,8 +55,7 @@ class ModelProbe:
             for sample, weights_HLL in enumerate(weights_BHLL):
                 looks[sample].add(layer, weights_HLL, masks.visual_BL[sample], masks.text_BL[sample])
 
-        device = self.anatomy.embedding.weight.device
-        moved = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in inputs.items()}
+        moved = {key: self._moved(value) for key, value in inputs.items()}
         with ExitStack() as stack:
             if self._weights_returned(*masks.visual_BL.shape):
                 stack.enter_context(watch_attention(self.anatomy.layers, look))
@@ -65,6 +65,15 @@ class ModelProbe:
             self.anatomy.core(**moved, use_cache=False)
         self.samples += len(looks)
         return looks
+
+    def _moved(self, value: Any) -> Any:
+        """An input where the model takes it (of an offloaded one: where it computes), in the model's precision."""
+        if not isinstance(value, Tensor):
+            return value
+        model: Any = self.anatomy.model
+        devices = (parameter.device for parameter in model.parameters())
+        device = next((device for device in devices if device.type != "meta"), torch.device("cpu"))
+        return value.to(device, model.dtype) if value.is_floating_point() else value.to(device)
 
     def _masks(self, inputs: Mapping[str, Any]) -> Masks:
         input_ids_BL: Tensor = inputs["input_ids"]
@@ -133,6 +142,7 @@ class ModelProbe:
 
 def embedding_text_norm(anatomy: Anatomy) -> float:
     """T of the model as its embedding is stored: mean norm of the non-zero rows (UB §5.1)."""
-    table_VD = anatomy.embedding.weight.detach()
-    norms = [token_norms(rows_ND.double()).cpu() for rows_ND in table_VD.split(ROWS_AT_ONCE)]
+    with align_module_device(anatomy.embedding):  # where it is offloaded, its weights come for the while
+        table_VD = anatomy.embedding.weight.detach()
+        norms = [token_norms(rows_ND.double()).cpu() for rows_ND in table_VD.split(ROWS_AT_ONCE)]
     return float(text_norm_statistics(torch.cat(norms).numpy(), anatomy.width)["T"])

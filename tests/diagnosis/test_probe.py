@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import accelerate
 import numpy as np
 import pytest
 import torch
@@ -159,7 +160,8 @@ def test_planted_norms_are_found_and_layers_that_do_nothing_turn_nothing() -> No
         rows = anatomy.embedding.weight
         rows.div_(rows.norm(dim=-1, keepdim=True).clamp_min(1e-9)).mul_(0.5)
         rows[7] = 0  # a padded vocabulary's row does not count
-        for layer in anatomy.layers:
+        layers: Any = anatomy.layers
+        for layer in layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
         last: Any = anatomy.projector.linear_2
@@ -177,6 +179,35 @@ def test_planted_norms_are_found_and_layers_that_do_nothing_turn_nothing() -> No
         assert layers["relative_update"] == layers["relative_update_mlp"] == [0.0] * 3
     assert result["layers"]["visual"]["effective_rank"] == pytest.approx([1.0] * 4, abs=1e-4)
     assert result["sync_gap"] == {"all": 0.0, "first8": 0.0}
+
+
+def test_an_offloaded_model_gives_the_same() -> None:
+    model, _, inputs = tiny_vlm("llava")
+    plain, offloaded = ModelProbe(find_anatomy(model)), ModelProbe(find_anatomy(model))
+    plain.add(inputs)
+    expected = plain.result()
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    assert all(parameter.device.type == "meta" for parameter in model.parameters())
+    offloaded.add(inputs)
+    assert offloaded.result() == expected
+
+
+def test_a_model_in_bfloat16_is_measured_on_its_own_states_without_losing_more() -> None:
+    model, _, inputs = tiny_vlm("llava")
+    model.bfloat16()
+    anatomy = find_anatomy(model)
+    kept = reference.Kept()
+    halves = [(attention_of(layer), mlp_of(layer)) for layer in anatomy.layers]
+    handles = reference.keep(kept, anatomy.layers, halves)
+    probe = ModelProbe(anatomy)
+    probe.add(inputs)
+    for handle in handles:
+        handle.remove()
+    visual = [inputs["input_ids"] == anatomy.image_token_id]
+    stores = (kept.before, kept.after, kept.attention, kept.mlp)
+    expected = reference.statistics(*([reference.rows(layer, visual) for layer in store] for store in stores))
+    for name, values in expected.items():
+        np.testing.assert_allclose(probe.result()["layers"]["visual"][name], values, rtol=1e-5, err_msg=name)
 
 
 def test_attention_that_would_not_fit_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def routed(block: Block, x_BLD: Tensor, visual: Tensor = VISUAL, text: Tensor = 
             parameter.zero_()
         block.gate.weight.copy_(torch.eye(4) * 50)
     layers = nn.ModuleList([Layer(nn.Linear(4, 4)), Layer(block)])
-    statistics = RoutingStatistics(find_mixtures(layers))
+    statistics = RoutingStatistics(find_mixtures(list(layers)))
     with torch.no_grad(), statistics.watching(Masks(visual, text)):
         for layer in layers:
             layer(x_BLD)
@@ -127,12 +127,12 @@ def test_padding_is_routed_but_not_counted_and_batches_add_up() -> None:
 
 def test_a_model_without_mixtures_has_no_routing() -> None:
     layers = nn.ModuleList([Layer(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)))])
-    assert RoutingStatistics(find_mixtures(layers)).summary() is None
+    assert RoutingStatistics(find_mixtures(list(layers))).summary() is None
 
 
 def test_a_router_that_sees_other_tokens_is_an_error_in_words() -> None:
     block = Block("tells")
-    statistics = RoutingStatistics(find_mixtures(nn.ModuleList([Layer(block)])))
+    statistics = RoutingStatistics(find_mixtures([Layer(block)]))
     with (
         torch.no_grad(),
         statistics.watching(Masks(VISUAL, ~VISUAL)),
