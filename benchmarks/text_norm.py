@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 MIN_SPEEDUP, MAX_MB = 20.0, 256.0
-REPEATS = 5
+REPEATS, OURS_EACH = 5, 3  # runs of loading the model; of ours, which chance disturbs more, for each of them
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ROOT / "data" / "smol" / "weights" / "language"
 LOAD = "import sys; from transformers import AutoModelForCausalLM; AutoModelForCausalLM.from_pretrained(sys.argv[1])"
@@ -52,14 +52,16 @@ def run(*arguments: str) -> tuple[float, float]:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Medians over REPEATS runs of both, after one of each that fills the system's caches."""
+    """Medians over the runs of both, after one of each that fills the system's caches."""
     ours, theirs = ("-m", "normalign", "text-norm", str(folder), "--json"), ("-c", LOAD, str(folder))
     runs: dict[tuple[str, ...], list[tuple[float, float]]] = {ours: [], theirs: []}
-    for number in range(REPEATS + 1):
-        print(f"run {number} of {REPEATS} ...", file=sys.stderr, flush=True)
-        for command, results in runs.items():
-            results.append(run(*command))
-    seconds = {command: statistics.median(s for s, _ in results[1:]) for command, results in runs.items()}
+    for command in runs:
+        run(*command)
+    for number in range(REPEATS):
+        print(f"run {number + 1} of {REPEATS} ...", file=sys.stderr, flush=True)
+        for command in (*[ours] * OURS_EACH, theirs):
+            runs[command].append(run(*command))
+    seconds = {command: statistics.median(s for s, _ in results) for command, results in runs.items()}
     return {
         "speedup": seconds[theirs] / seconds[ours],
         "peak_mb": max(megabytes for _, megabytes in runs[ours]),

@@ -14,7 +14,10 @@ def main() -> None:
     if command == "text-norm" and models and not any(model.startswith("-") for model in models):
         from normalign.commands.text_norm import text_norm
 
-        sys.exit(0 if text_norm(models, as_json="--json" in words) else 1)
+        try:
+            sys.exit(0 if text_norm(models, as_json="--json" in words) else 1)
+        except KeyboardInterrupt:
+            sys.exit(130)
     from normalign.cli import app
 
     app(prog_name="normalign")

@@ -8,7 +8,7 @@ from normalign.embeddings.config import TextConfig
 # Modules that hold a language model's input embedding, as families name them; the others may hold something else.
 _TEXT = re.compile(
     "embed_tokens|wte|word_embeddings?|tok_embeddings|token_embeddings?|tokens_embed|token_embd|embed_in"
-    "|text_embed_tokens|text_token_embedding|shared"
+    "|text_embed_tokens|text_token_embedding|input_embeddings?|shared"
 )
 _OTHER = re.compile("embeddings?|embed|embd|emb")
 _HEAD = re.compile("lm_head")
