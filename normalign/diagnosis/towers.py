@@ -100,13 +100,6 @@ def _image_processor(folder: Path, model_type: str, *, trust_remote_code: bool) 
         raise ValueError(f"{folder}: its image processor cannot be loaded: {first_line(error)}") from error
 
 
-def _empty(language: nn.Module) -> None:
-    """Drop the decoder layers, which image features do not need: most of the memory."""
-    layers = block_list(language, direct=True)
-    assert layers is not None
-    del layers[:]
-
-
 def _narrowed(image: Image.Image, images: Any) -> Image.Image:
     """The middle of an extremely long image, where the processor resizes its short side and then crops the centre.
 
