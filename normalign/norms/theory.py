@@ -133,10 +133,10 @@ def threshold_correlation(
     """ρ*: above it norm imbalance lowers the expected score of related pairs, as the paper says; below, it raises it.
 
     A token that hardly turns keeps the alignment it came with, so with independent updates (ρ = 0) imbalance *helps*.
-    Both sides are linear in ρ. May exceed 1 (the inequality then never holds). None for k ≤ 1, where there is no
-    imbalance of the kind in question, and where the two sides do not cross at all.
+    Both sides are linear in ρ. May exceed 1 (the inequality then never holds). None for k ≤ 1 (to six digits), where
+    there is no imbalance of the kind in question, and where the two sides do not cross at all.
     """
-    if k <= 1:
+    if k < 1 + 1e-6:
         return None
 
     def side(ratio: float, rho: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 
-from normalign.diagnosis.verdict import RELATED_COSINE, measured_correlation, text_norm, text_updates
+from normalign.diagnosis.theory import RELATED_COSINE, measured_correlation, text_norm, text_updates
 from normalign.norms.theory import expected_cosines, expected_score, threshold_correlation
 from normalign.report.charts import (
     LINES,
@@ -59,11 +59,11 @@ def theory_panels(results: Results, names: Sequence[str], name: str) -> str:
 
 def inequality_panels(results: Results, names: Sequence[str], name: str) -> str:
     """Where the paper's inequality holds, and what it is about: the expected score over the norm ratio."""
-    highest = max([100.0, *(1.5 * result["ratio"] for result in results)])
+    highest = max([100.0, *(1.5 * result["k_in_context"] for result in results)])
     ratios = [math.exp(math.log(highest) * step / (GRID - 1)) for step in range(GRID)]
     drawings: list[tuple[str, Draw, str]] = [
-        ("Threshold ρ* and measured ρ", partial(_thresholds, ratios), "ratio of visual norm to T"),
-        ("Expected score of a related pair", partial(_scores, ratios), "ratio of visual norm to T"),
+        ("Threshold ρ* and measured ρ", partial(_thresholds, ratios), "k, visual norm over text norm"),
+        ("Expected score of a related pair", partial(_scores, ratios), "k, visual norm over text norm"),
     ]
     return _pair(results, names, name, drawings, log_x=True)
 
@@ -135,7 +135,7 @@ def _thresholds(ratios: Sequence[float], axes: Axes, result: dict[str, Any], ind
     for cosine, style in ((RELATED_COSINE, "-"), (LOOSE_COSINE, LINES["text"])):
         curve = [threshold_correlation(ratio, updates, cosine, start) for ratio in ratios]
         _line(axes, ratios, curve, index, style, markers=False)
-    _mark(axes, result["ratio"], measured_correlation(result), index)
+    _mark(axes, result["k_in_context"], measured_correlation(result), index)
     return True
 
 
@@ -149,7 +149,7 @@ def _scores(ratios: Sequence[float], axes: Axes, result: dict[str, Any], index: 
         return expected_score(expected_cosines(ratio, rho, updates, RELATED_COSINE, start)[-1], width)
 
     _line(axes, ratios, [score(ratio) for ratio in ratios], index, "-", markers=False)
-    _mark(axes, result["ratio"], score(result["ratio"]), index)
+    _mark(axes, result["k_in_context"], score(result["k_in_context"]), index)
     return True
 
 

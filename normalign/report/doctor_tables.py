@@ -93,19 +93,21 @@ def theory_table(names: Sequence[str], verdicts: Results) -> Table:
         theory = verdict["theory"] or {}
         relative = theory.get("relative_angle_error")
         values = [theory.get(key) for key in ("rho", "threshold", "holds_below_cosine")]
-        scores = [dig(theory, "score", key) for key in ("imbalanced", "balanced")]
         rows.append(
             [
                 name,
                 number(theory.get("mean_angle_error")),
-                MISSING if relative is None else f"{percent(relative)} %",
-                *map(number, [*values, *scores]),
+                MISSING if relative is None else percent(relative),
+                _beside(theory.get("divergence_measured"), theory.get("divergence_expected")),
+                *map(number, values),
+                _beside(dig(theory, "score", "imbalanced"), dig(theory, "score", "balanced")),
             ]
         )
-    columns = ["Model", "Angle error °", "Relative", "ρ", "ρ*", "Holds below", "Score", "Score balanced"]
+    columns = ["Model", "Angle error °", "Angle error %", "Diverged °", "ρ", "ρ*", "Holds below", "Score (balanced)"]
     note = (
-        "First 8 layers. ρ* and the scores are of related pairs with a cosine of 0.6 at the merge, which is assumed; "
-        "holds below: the cosine at the merge below which imbalance lowers the score."
+        "First 8 layers. Diverged: by how much text has turned more than visual tokens (as expected of their norms "
+        "alone). ρ* and the scores are of related pairs with a cosine of 0.6 at the merge, which is assumed; holds "
+        "below: the cosine at the merge below which imbalance lowers the score."
     )
     return Table("Theory", columns, rows, "lrrrrrrr", note)
 
@@ -154,6 +156,10 @@ def change_table(results: Results, names: Sequence[str], verdicts: Results, pair
     before, after = (names[index] for index in pair)
     note = "Taken as stages of one model because width, depth and T of the language model agree."
     return Table(f"Before and after: {after}", ["", before, after], rows, "lrr", note)
+
+
+def _beside(value: float | None, other: float | None) -> str:
+    return MISSING if value is None or other is None else f"{number(value)} ({number(other)})"
 
 
 def _same_language_model(one: Result, other: Result) -> bool:

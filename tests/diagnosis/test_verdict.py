@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign.diagnosis.verdict import SEVERITIES, judge, measured_correlation, severity, text_updates
+from normalign.diagnosis.theory import measured_correlation, text_updates
+from normalign.diagnosis.thresholds import SEVERITIES, severity
+from normalign.diagnosis.verdict import judge
 from normalign.norms.theory import Updates, threshold_correlation
 
 from .results import result
@@ -73,6 +75,14 @@ def test_a_ratio_that_does_not_show_in_the_layers_is_not_called_inertia() -> Non
     assert (strong["severity"], strong["failure"]) == ("mild", None)
 
 
+def test_an_imbalance_that_shows_short_of_inertia_is_said_with_its_figures() -> None:
+    # Visual tokens turn by atan(1 / sqrt(9 + l)): a mean cosine of about 0.96, but more than half as far as text.
+    verdict = judge(result(3, EIGHT))
+    assert (verdict["severity"], verdict["failure"]) == ("mild", None)
+    share = verdict["first_layers"]["turning_share"]
+    assert 0.5 < share < 1 and f"turn {share:.2g} times as far as text" in words(verdict)
+
+
 def test_a_gap_between_balanced_norms_is_not_blamed_on_norms() -> None:
     verdict = judge(result(1, EIGHT, Updates.uniform(0.02, 90, 8)))
     assert verdict["gap_first8"] > 0.0625 and verdict["severity"] == "none"
@@ -130,6 +140,11 @@ def test_the_paper_inequality_holds_for_pairs_below_a_cosine_that_follows_from_r
     assert "raises the expected attention score of related pairs, however" in words(judge(result(40, paper, rho=-0.02)))
 
 
+def test_balanced_norms_say_nothing_about_the_inequality() -> None:
+    text = words(judge(result(1.5, EIGHT)))
+    assert "correlate with ρ = 0.1 over all pairs" in text and "At this ρ" not in text
+
+
 def test_text_updates_are_recovered_from_norms_and_angles() -> None:
     updates = Updates([2, 7, 1.5, 0.3, 1, 1, 1, 1, 1, 1], [90, 60, 120, 100, 90, 90, 90, 90, 90, 90])
     found = text_updates(result(3, updates))
@@ -166,5 +181,5 @@ def test_what_was_not_measured_is_said_or_left_out_and_never_made_up() -> None:
 
 def test_structures_that_change_the_reading_are_named() -> None:
     verdict = judge(result(30, EIGHT, injected_layers=[0, 1, 2], visual_vocabulary=True))
-    assert "added again after layers 0, 1, 2" in words(verdict)
+    assert "added again after layers 1, 2, 3 (counted from 1)" in words(verdict)
     assert "visual embedding table" in words(verdict) and "--aligner" not in words(verdict)
