@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from normalign.cli import app
-from normalign.commands.probe import DEFAULT_PROMPTS
+from normalign.commands.probe import DEFAULT_PROMPTS, short_names
 
 from .anatomy.tiny import picture, tiny_vlm
 from .conftest import Tiny
@@ -117,6 +117,14 @@ def test_several_models_are_told_apart_and_one_that_fails_loses_no_other(
     first, second, failed = json.loads(result.stdout)["models"]
     assert first == second and failed.keys() == {"model", "error"} and "nowhere" in failed["error"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["1", "2", "index.html"]
+
+
+def test_models_are_called_by_as_much_of_their_path_as_tells_them_apart(tmp_path: Path) -> None:
+    folders = [tmp_path / variant / "stage2" for variant in ("norm", "baseline")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    assert short_names([*map(str, folders), "org/name@main"]) == ["norm/stage2", "baseline/stage2", "org/name@main"]
+    assert short_names([str(folders[0])]) == ["stage2"] and short_names(["org/name"] * 2) == ["name"] * 2
 
 
 def test_errors_are_one_line_and_name_what_to_mend(checkpoint: Path, images: Path, tiny: Tiny, tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ def probe(models: Sequence[str], request: Request, *, as_json: bool = False) -> 
     base = None if request.base is None else base_text_norm(request.base)
     results: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
-    for model in models:
+    for model, name in zip(models, short_names(models), strict=True):
         try:
-            result = rounded(measure(model, request, pictures, prompts, base))
+            result = rounded({"model": name, **measure(model, request, pictures, prompts, base)})
         except (ValueError, OSError) as error:
             if len(models) == 1:
                 raise
@@ -118,20 +118,29 @@ def base_text_norm(model: str) -> float:
     return float(text_norm_statistics(embedding.row_norms(), embedding.width)["T"])
 
 
+def short_names(models: Sequence[str]) -> list[str]:
+    """What to call each model: the last part of its path or hub name, or as many as tell them apart."""
+    parts = [Path(model).resolve().parts if Path(model).is_dir() else Path(model).parts for model in models]
+    depth = 1
+    while len({each[-depth:] for each in parts}) < len(set(parts)):
+        depth += 1
+    return ["/".join(each[-depth:]) for each in parts]
+
+
 def measure(
-    name: str, request: Request, pictures: Pictures, prompts: Sequence[str], base: float | None = None
+    model: str, request: Request, pictures: Pictures, prompts: Sequence[str], base: float | None = None
 ) -> dict[str, Any]:
     """Load one model and measure it with every prompt on every image, one sample at a time.
 
     Raises:
         ValueError: the model cannot be loaded or taken apart, or no image can be used.
     """
-    folder = checkpoint_folder(name, trust_remote_code=request.trust_remote_code)
-    model, processor = load_vlm(folder, trust_remote_code=request.trust_remote_code)
-    measured = ModelProbe(find_anatomy(model, **dict(request.parts)))
+    folder = checkpoint_folder(model, trust_remote_code=request.trust_remote_code)
+    loaded, processor = load_vlm(folder, trust_remote_code=request.trust_remote_code)
+    measured = ModelProbe(find_anatomy(loaded, **dict(request.parts)))
     maps: list[dict[str, Any]] = []
     mapped: set[str] = set()
-    for path, image, prompt in _samples(pictures, prompts, folder.name):
+    for path, image, prompt in _samples(pictures, prompts, model):
         inputs = inputs_of(processor, image, prompt)
         (look,) = measured.add(inputs)
         if prompt == prompts[0] and len(mapped) < MAPS:
@@ -142,12 +151,12 @@ def measure(
         raise pictures.none_usable()
     result = measured.result(base)
     result["counts"]["skipped"] = dict(sorted(pictures.skipped.items()))
-    return {"model": folder.resolve().name, **result, "maps": maps}
+    return {**result, "maps": maps}
 
 
-def _samples(pictures: Pictures, prompts: Sequence[str], name: str) -> Iterator[tuple[str, Any, str]]:
+def _samples(pictures: Pictures, prompts: Sequence[str], model: str) -> Iterator[tuple[str, Any, str]]:
     """(path, image, prompt) of every pair, with a bar; each image is decoded once and held while it is asked about."""
-    with tqdm(total=len(pictures) * len(prompts), desc=f"probe {name}", unit="sample") as bar:
+    with tqdm(total=len(pictures) * len(prompts), desc=f"probe {Path(model).name}", unit="sample") as bar:
         for path, image in pictures:
             for prompt in prompts:
                 yield path, image, prompt
