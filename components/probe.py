@@ -4,6 +4,7 @@ import base64
 import csv
 import io
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from normalign.data.images import open_image
 from normalign.data.llava import Records
 from normalign.data.synthetic import load_benchmark
 from normalign.data.tasks import is_local
-from normalign.diagnosis.attention import image_map, text_to_image
-from normalign.diagnosis.layers import LayerProbe, LayerStatistics
+from normalign.diagnosis.attention import AttentionStatistics, LastLook
+from normalign.diagnosis.capture import layer_parts, watch_attention, watch_layers
+from normalign.diagnosis.layers import LayerStatistics, Masks
 from normalign.files import read_json, write_json, write_text
 from normalign.metrics import rounded
 from normalign.norms.aligner import GlobalScaleAligner
@@ -129,11 +131,12 @@ class _Probe:
         """The statistics of one point of training."""
         model = self.model.model
         self._calibrate(samples)
-        statistics = LayerStatistics(len(model.language_model.layers))
+        layers = model.language_model.layers
+        statistics = LayerStatistics(len(layers), model.config.text_config.hidden_size)
+        attention = AttentionStatistics(len(layers))
         interface: dict[str, list[Tensor]] = {
             name: [] for name in ("vision_output", "projector_output", "aligner_output", "text_embeddings")
         }
-        looks = []
         for sample in tqdm(samples, desc=description, unit="sample"):
             ids, visual = self._inputs(sample)
             features = model.encode(pixels_of(self.processor, [sample.image]).to(self.model.device))
@@ -145,12 +148,13 @@ class _Probe:
             handle.remove()
             for name, tokens in zip(interface, (features, *caught, embeddings[~visual]), strict=True):
                 interface[name].append(tokens.float().norm(dim=-1).flatten())
-            with LayerProbe(model.language_model) as probe:
-                output = model.language_model(inputs_embeds=embeddings, use_cache=False, output_attentions=True)
-            statistics.add(probe, {"visual": visual, "text": ~visual})
-            after = torch.arange(ids.shape[1], device=ids.device) > visual[0].nonzero().max()
-            looks.append(text_to_image([a[0] for a in output.attentions], visual[0], after))
-        return self._result(statistics, interface, looks, len(samples))
+            masks = Masks(visual, ~visual)
+            with (
+                watch_layers(layer_parts(layers), partial(statistics.add, masks=masks)),
+                watch_attention(layers, partial(attention.add, masks=masks)),
+            ):
+                model.language_model(inputs_embeds=embeddings, use_cache=False)
+        return self._result(statistics, interface, attention, len(samples))
 
     def _inputs(self, sample: Sample) -> tuple[Tensor, Tensor]:
         """Ids (1, L) of the question followed by its right answer, and which positions are visual."""
@@ -169,7 +173,11 @@ class _Probe:
             projector.aligner.calibrate(projector.linear_2(projector.act(projector.linear_1(features))))
 
     def _result(
-        self, statistics: LayerStatistics, interface: dict[str, list[Tensor]], looks: list[Any], count: int
+        self,
+        statistics: LayerStatistics,
+        interface: dict[str, list[Tensor]],
+        attention: AttentionStatistics,
+        count: int,
     ) -> dict[str, Any]:
         norms = {name: torch.cat(parts) for name, parts in interface.items()}
         summaries = {
@@ -177,16 +185,12 @@ class _Probe:
             for name, n in norms.items()
         }
         visual, text = norms["aligner_output"].double().mean().item(), norms["text_embeddings"].double().mean().item()
-        layers = range(len(looks[0].mass))
         return {
             "interface": summaries,
             "ratio": visual / self.text_norm,
             "k_in_context": visual / text,
             **statistics.summary(),
-            "attention": {
-                name: [sum(getattr(look, name)[layer] for look in looks) / len(looks) for layer in layers]
-                for name in ("mass", "entropy")
-            },
+            "attention": attention.summary(),
             "counts": {
                 "T": self.text_norm,
                 "samples": count,
@@ -211,11 +215,13 @@ def _attention_maps(
             visual = ids.eq(chat.image_token_id)[0]
             features = model.model.encode(pixels_of(processor, [sample.image]).to(model.device))
             embeddings = model.model.embed(ids, model.model.project(features))
-            attentions = model.model.language_model(
-                inputs_embeds=embeddings, use_cache=False, output_attentions=True
-            ).attentions
-            mass = [a[0, :, -1, visual].sum(-1).mean().item() for a in attentions]
-            layer = mass.index(max(mass))
+            look = LastLook()
+
+            def take(layer: int, weights_BHLL: Tensor, look: LastLook = look, visual: Tensor = visual) -> None:
+                look.add(layer, weights_BHLL[0], visual, ~visual)
+
+            with watch_attention(model.model.language_model.layers, take):
+                model.model.language_model(inputs_embeds=embeddings, use_cache=False)
             maps.append(
                 {
                     "id": sample.id,
@@ -226,8 +232,8 @@ def _attention_maps(
                     "answer": sample.answer,
                     "prediction": answer(model, processor, sample.image, sample.question),
                     "grid": [grid, grid],
-                    "layer": layer,
-                    "map": image_map(attentions[layer][0], visual, len(ids[0]) - 1, grid),
+                    "layer": look.layer,
+                    "map": look.map((grid, grid)),
                 }
             )
     return maps

@@ -12,6 +12,10 @@ app.add_typer(profile_app, name="profile")
 _RESULTS = typer.Argument(None, help="Results of probe, text-norm or encoder-norm, as JSON.")
 _PROFILE = typer.Option(None, help="Profile to show; default: the one in params.yaml.")
 _VISION_CONFIG = typer.Option(None, help="config.json of the vision tower.")
+_MODELS = typer.Argument(metavar="MODEL...", help="Folders of vision-language models, or hub names.")
+_IMAGES = typer.Option(help="Folder of images.")
+_PROMPTS = typer.Option(None, help="Text file, one prompt a line; default: two that suit any image.")
+_OUT = typer.Option(None, help="Folder for the page and result.json.")
 _LANGUAGE_CONFIG = typer.Option(None, help="config.json of the language model.")
 
 _MODELS = typer.Argument(
@@ -112,6 +116,31 @@ def plan(
             language_config,
         )
         plan(profile, question, as_json=as_json)
+
+
+@app.command()
+def probe(
+    models: list[str] = _MODELS,
+    images: Path = _IMAGES,
+    prompts: Path | None = _PROMPTS,
+    base: str | None = typer.Option(None, help="The language model that MODEL was made from, as `text-norm` takes it."),
+    out: Path | None = _OUT,
+    projector: str | None = typer.Option(None, help="Module path of the projector, where it is not found."),
+    tower: str | None = typer.Option(None, help="Module path of the vision tower, where it is not found."),
+    language: str | None = typer.Option(None, help="Module path of the language model, where it is not found."),
+    image_token_id: int | None = typer.Option(None, help="Id of the image placeholder, where it is not found."),
+    trust_remote_code: bool = typer.Option(False, "--trust-remote-code", help="Run code that MODEL brings."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of tables."),
+) -> None:
+    """Measure norms, angles and attention of a vision-language model, layer by layer, and say what is wrong."""
+    with _told():
+        from normalign.commands.probe import Request, probe
+
+        parts = {"projector": projector, "tower": tower, "language": language, "image_token_id": image_token_id}
+        request = Request(images, prompts, base, out, trust_remote_code, tuple(parts.items()))
+        complete = probe(models, request, as_json=as_json)
+    if not complete:
+        raise typer.Exit(1)
 
 
 @app.command("encoder-norm")

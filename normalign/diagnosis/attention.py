@@ -1,41 +1,80 @@
 """Attention from text to image: how much of it, how spread, and where on the image (SCIENCE §3).
 
-Shape suffixes: L length, H heads, P visual tokens, Q text queries.
+Shape suffixes: B samples, L length, H heads, P visual tokens, Q text queries.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class TextToImage:
-    """Per layer: ``mass`` on visual tokens and ``entropy`` over them (nats), means over text queries and heads."""
-
-    mass: list[float]
-    entropy: list[float]
+from normalign.diagnosis.layers import Masks
 
 
-def text_to_image(attentions: list[Tensor], visual_L: Tensor, queries_L: Tensor) -> TextToImage:
-    """Statistics of attention matrices (H, L, L), one per layer, for one sample.
+def text_to_image(weights_HLL: Tensor, visual_L: Tensor, queries_L: Tensor) -> tuple[float, float]:
+    """Mass on visual tokens and entropy over them (nats) of one sample's attention weights in one layer.
+
+    Both are means over text queries and heads.
 
     Args:
         visual_L: which positions are visual tokens.
         queries_L: which text positions to average over; they must come after the image, or they cannot look at it.
     """
-    mass, entropy = [], []
-    for weights_HLL in attentions:
-        weights_HQP = weights_HLL.double()[:, queries_L][:, :, visual_L]
-        total = weights_HQP.sum(-1)
-        share = weights_HQP / total.clamp_min(1e-30).unsqueeze(-1)
-        mass.append(total.mean().item())
-        entropy.append(-(share * share.clamp_min(1e-30).log()).sum(-1).mean().item())
-    return TextToImage(mass, entropy)
+    weights_HQP = weights_HLL[:, queries_L][:, :, visual_L].double()
+    total = weights_HQP.sum(-1)
+    share = weights_HQP / total.clamp_min(1e-30).unsqueeze(-1)
+    return total.mean().item(), -(share * share.clamp_min(1e-30).log()).sum(-1).mean().item()
 
 
-def image_map(weights_HLL: Tensor, visual_L: Tensor, query: int, grid: int) -> list[list[float]]:
-    """Where on the image position ``query`` looks: (grid, grid), summing to 1, mean over heads."""
-    weights_P = weights_HLL.double()[:, query, visual_L].mean(0)
-    share = weights_P / weights_P.sum().clamp_min(1e-30)
-    return torch.round(share, decimals=6).reshape(grid, grid).tolist()
+class AttentionStatistics:
+    """Accumulates :func:`text_to_image` per layer over samples, from one layer's weights at a time."""
+
+    def __init__(self, depth: int) -> None:
+        self.found: list[list[tuple[float, float]]] = [[] for _ in range(depth)]
+
+    def add(self, layer: int, weights_BHLL: Tensor, masks: Masks) -> None:
+        """Take one layer's weights of one batch; samples without text after their image are passed over."""
+        for weights_HLL, visual_L, text_L in zip(weights_BHLL, masks.visual_BL, masks.text_BL, strict=True):
+            queries_L = text_after_image(visual_L, text_L)
+            if queries_L.any():
+                device = weights_HLL.device
+                self.found[layer].append(text_to_image(weights_HLL, visual_L.to(device), queries_L.to(device)))
+
+    def summary(self) -> dict[str, list[float | None]] | None:
+        """``mass`` and ``entropy`` per layer, means over samples; None in layers without weights, or if all are so."""
+        if not any(self.found):
+            return None
+        return {
+            name: [sum(each[part] for each in layer) / len(layer) if layer else None for layer in self.found]
+            for part, name in enumerate(("mass", "entropy"))
+        }
+
+
+def text_after_image(visual_L: Tensor, text_L: Tensor) -> Tensor:
+    """Which text positions (L,) of a sample come after its last visual token; none if it has no image."""
+    at = visual_L.nonzero()
+    if not len(at):
+        return torch.zeros_like(text_L)
+    return text_L & (torch.arange(len(text_L), device=text_L.device) > at.max())
+
+
+class LastLook:
+    """Where a sample's last text position, the one that answers, looks: in the layer that looks at the image most."""
+
+    def __init__(self) -> None:
+        self.layer: int | None = None
+        self.mass = -1.0
+        self.weights_P = torch.empty(0)
+
+    def add(self, layer: int, weights_HLL: Tensor, visual_L: Tensor, text_L: Tensor) -> None:
+        """Take one layer's weights of the sample."""
+        queries_L = text_after_image(visual_L, text_L)
+        if not queries_L.any():
+            return
+        weights_HP = weights_HLL[:, int(queries_L.nonzero().max()), visual_L.to(weights_HLL.device)]
+        mass = weights_HP.sum(-1).mean().item()
+        if mass > self.mass:
+            self.layer, self.mass, self.weights_P = layer, mass, weights_HP.double().mean(0).cpu()
+
+    def map(self, grid: tuple[int, int]) -> list[list[float]]:
+        """The attention laid out over the image's ``grid`` (rows, columns), row by row; sums to 1."""
+        share_P = self.weights_P / self.weights_P.sum().clamp_min(1e-30)
+        return torch.round(share_P, decimals=6).reshape(grid).tolist()

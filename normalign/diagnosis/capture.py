@@ -1,0 +1,159 @@
+"""Watching a forward pass: what each decoder layer and each interface does, handed over while it happens.
+
+Nothing is kept: a layer's states reach the caller inside the hook of that layer, so at most two layers' states are
+alive. Decoder layers are hooked because the last hidden state that transformers returns is after the final norm.
+
+Shape suffixes: B samples, L length, D width, H heads.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from normalign.anatomy import UnknownStructureError, attention_of, mlp_of
+from normalign.diagnosis.tokens import token_norms
+
+
+@dataclass(frozen=True)
+class LayerStep:
+    """One decoder layer's work: the residual stream before and after it, and the norms of what its halves added.
+
+    A norm is None where the layer has no such half, did not run it, or its structure does not tell.
+    """
+
+    index: int
+    before_BLD: Tensor
+    after_BLD: Tensor
+    attention_BL: Tensor | None
+    mlp_BL: Tensor | None
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first tensor of a module's input or output: a tensor, or something that holds it first."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, dict):  # also the output classes of transformers
+        value = tuple(value.values())
+    if isinstance(value, list | tuple):
+        return next((found for found in map(first_tensor, value) if found is not None), None)
+    return None
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """A decoder layer, and the modules in it that write to the residual stream; None where its structure does not tell.
+
+    Found once per model: it means reading source code.
+    """
+
+    layer: nn.Module
+    attention: nn.Module | None
+    mlp: nn.Module | None
+
+
+def layer_parts(layers: Sequence[nn.Module]) -> list[LayerParts]:
+    """The parts of decoder layers."""
+
+    def found(find: Callable[[nn.Module], nn.Module], layer: nn.Module) -> nn.Module | None:
+        try:
+            return find(layer)
+        except UnknownStructureError:
+            return None
+
+    return [LayerParts(layer, found(attention_of, layer), found(mlp_of, layer)) for layer in layers]
+
+
+@contextmanager
+def watch_layers(parts: Sequence[LayerParts], take: Callable[[LayerStep], None]) -> Iterator[None]:
+    """Call ``take`` after every decoder layer of the forward passes made meanwhile."""
+    with ExitStack() as stack:
+        for index, each in enumerate(parts):
+            _LayerWatch(index, take).attach(each, stack)
+        yield
+
+
+class _LayerWatch:
+    """Holds one layer's input (which the caller of the layer holds too) until the layer has run."""
+
+    def __init__(self, index: int, take: Callable[[LayerStep], None]) -> None:
+        self.index, self.take = index, take
+        self.before: Tensor | None = None
+        self.norms: dict[str, Tensor] = {}
+
+    def attach(self, parts: LayerParts, stack: ExitStack) -> None:
+        stack.enter_context(hook_inputs(parts.layer, self._begin))
+        for name, half in (("attention", parts.attention), ("mlp", parts.mlp)):
+            if half is not None:
+                stack.enter_context(hook_output(half, partial(self._half, name)))
+        stack.enter_context(hook_output(parts.layer, self._end))
+
+    def _begin(self, before: Tensor) -> None:
+        self.before, self.norms = before, {}
+
+    def _half(self, name: str, output: Any) -> None:
+        added = first_tensor(output)
+        if added is not None and self.before is not None and added.shape[-1] == self.before.shape[-1]:
+            self.norms[name] = token_norms(added).reshape(self.before.shape[:-1])
+
+    def _end(self, output: Any) -> None:
+        before, after = self.before, first_tensor(output)
+        self.before = None
+        if before is None or after is None:
+            raise ValueError(f"decoder layer {self.index} has no tensor as its first input and output")
+        before = before.to(after.device)  # where layers lie on several devices
+        self.take(LayerStep(self.index, before, after, self.norms.pop("attention", None), self.norms.pop("mlp", None)))
+
+
+@contextmanager
+def watch_attention(layers: Sequence[nn.Module], take: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Call ``take(layer, weights_BHLL)`` with each layer's attention weights, where its attention returns any.
+
+    Only the plain ("eager") implementation does. The weights are those of one layer at a time.
+    """
+
+    def catch(index: int, output: Any) -> None:
+        for value in output if isinstance(output, tuple) else ():
+            if isinstance(value, Tensor) and value.ndim == 4 and value.shape[-2] == value.shape[-1]:
+                take(index, value.detach())
+                return
+
+    with ExitStack() as stack:
+        for index, layer in enumerate(layers):
+            for child in layer.children():
+                stack.enter_context(hook_output(child, partial(catch, index)))
+        yield
+
+
+@contextmanager
+def hook_output(module: nn.Module, take: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``take`` with the module's output, whatever it is, each time it has run."""
+    handle = module.register_forward_hook(lambda _module, _inputs, output: take(_detached(output)))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def hook_inputs(module: nn.Module, take: Callable[[Tensor], None]) -> Iterator[None]:
+    """Call ``take`` with the first tensor that the module is given, each time before it runs."""
+
+    def catch(_module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        found = first_tensor(inputs)
+        found = first_tensor(keywords) if found is None else found
+        if found is not None:
+            take(found.detach())
+
+    handle = module.register_forward_pre_hook(catch, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _detached(output: Any) -> Any:
+    return output.detach() if isinstance(output, Tensor) else output
