@@ -11,6 +11,10 @@ profile_app = typer.Typer(no_args_is_help=True, help="Which profile of params.ya
 app.add_typer(profile_app, name="profile")
 _PROFILE = typer.Option(None, help="Profile to show; default: the one in params.yaml.")
 _VISION_CONFIG = typer.Option(None, help="config.json of the vision tower.")
+_MODEL = typer.Argument(help="Folder of a vision-language model: config.json, safetensors, processor.")
+_ATTACHED = typer.Argument(help="Folder that `normalign attach` wrote, or what was trained from it.")
+_OUT = typer.Argument(help="New folder for what is written.")
+_CALIBRATION = typer.Option(None, "--images", help="Folder of pictures that global_scale's factor is measured on.")
 _LANGUAGE_CONFIG = typer.Option(None, help="config.json of the language model.")
 
 
@@ -83,6 +87,49 @@ def plan(
             language_config,
         )
         plan(profile, question, as_json=as_json)
+
+
+@app.command()
+def attach(
+    model: Path = _MODEL,
+    out: Path = _OUT,
+    aligner: str = typer.Option("layernorm", help="layernorm, global_scale or token_rms."),
+    gwc: bool = typer.Option(False, "--gwc", help="Compensate the gradient for a small gain (layernorm)."),
+    multiple: float = typer.Option(1.0, help="Target norm over T, the text embeddings' mean norm."),
+    images: Path | None = _CALIBRATION,
+    trust_remote_code: bool = typer.Option(False, "--trust-remote-code", help="Run code that MODEL brings along."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of text."),
+) -> None:
+    """Put an aligner behind a model's projector. Needs 4 bytes of memory a parameter; train the result."""
+    from normalign.commands.attach import attach
+
+    with _told():
+        attach(
+            model,
+            out,
+            aligner=aligner,
+            gwc=gwc,
+            multiple=multiple,
+            images=images,
+            trust_remote_code=trust_remote_code,
+            as_json=as_json,
+        )
+
+
+@app.command()
+def detach(
+    attached: Path = _ATTACHED,
+    out: Path = _OUT,
+    restore_projector: bool = typer.Option(
+        False, "--restore-projector", help="The projector from before attach, in the place of the trained one."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of text."),
+) -> None:
+    """Take an attached aligner out again: the original bit by bit, or, once trained, what was trained."""
+    from normalign.commands.attach import detach
+
+    with _told():
+        detach(attached, out, restore_projector=restore_projector, as_json=as_json)
 
 
 if __name__ == "__main__":

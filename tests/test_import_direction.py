@@ -13,12 +13,13 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("normalign.files",),
     ("normalign.norms",),
+    ("normalign.anatomy",),
     ("normalign.vlm",),
     ("normalign.training",),
     ("normalign.settings",),
     tuple(
         f"normalign.{name}"
-        for name in ("metrics", "headline", "diagnosis", "data", "weights", "report", "registry", "plan")
+        for name in ("metrics", "headline", "diagnosis", "data", "weights", "report", "registry", "plan", "attach")
     ),
     ("normalign.commands", "normalign.cli"),
     ("components",),
