@@ -15,6 +15,7 @@ LAYERS = (
     ("normalign.norms",),
     ("normalign.anatomy",),
     ("normalign.vlm",),
+    ("normalign.anatomy",),
     ("normalign.training",),
     ("normalign.settings",),
     tuple(

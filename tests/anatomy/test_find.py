@@ -1,0 +1,181 @@
+"""The parts of a model of every family: each found part does what it is said to do in a forward pass."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from normalign.anatomy import Anatomy, UnknownStructureError, attention_of, find_anatomy, mlp_of, visual_mask
+
+from .tiny import LAYERS, WIDTH, Tiny, tiny_vlm
+
+PROJECTORS = {
+    "qwen2_vl": "model.visual.merger",
+    "qwen2_5_vl": "model.visual.merger",
+    "qwen3_vl": "model.visual.merger",
+    "glm4v": "model.visual.merger",
+    "glm46v": "model.visual.merger",
+    "idefics3": "model.connector",
+    "smolvlm": "model.connector",
+    "kimi_k25": "model.mm_projector",
+    "ovis2": "model.visual_embeddings_table",
+}
+
+
+def first(output: Any) -> Tensor:
+    """The tensor in a module's output."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
+class Watch:
+    """One forward pass with the outputs of some modules and the inputs of others kept."""
+
+    def __init__(self, model: Any, inputs: dict[str, Any], outputs: list[nn.Module], entries: list[nn.Module]) -> None:
+        self.made: dict[nn.Module, Tensor] = {}
+        self.given: dict[nn.Module, Tensor] = {}
+        handles = [module.register_forward_hook(self._output) for module in outputs]
+        handles += [module.register_forward_pre_hook(self._input, with_kwargs=True) for module in entries]
+        with torch.no_grad():
+            model(**inputs)
+        for handle in handles:
+            handle.remove()
+
+    def _output(self, module: nn.Module, _inputs: Any, output: Any) -> None:
+        self.made.setdefault(module, first(output).detach().double())
+
+    def _input(self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.given[module] = (inputs[0] if inputs else keywords["hidden_states"]).detach().double()
+
+
+@pytest.fixture(scope="session")
+def anatomy(vlm: Tiny) -> Anatomy:
+    return find_anatomy(vlm[0])
+
+
+def test_every_part_is_found_at_its_place(family: str, vlm: Tiny, anatomy: Anatomy) -> None:
+    assert anatomy.projector_path == PROJECTORS.get(family, "model.multi_modal_projector")
+    assert anatomy.core is vlm[0].model and anatomy.family == family
+    assert anatomy.embedding is vlm[0].get_input_embeddings() and anatomy.width == WIDTH
+    assert len(anatomy.layers) == len(anatomy.tower_layers) == LAYERS
+    assert anatomy.injected_layers == ((0, 1) if family == "qwen3_vl" else ())
+    assert anatomy.visual_vocabulary == (family == "ovis2")
+    for path, part in (
+        (anatomy.tower_path, anatomy.tower),
+        (anatomy.projector_path, anatomy.projector),
+        (anatomy.language_path, anatomy.language),
+    ):
+        assert vlm[0].get_submodule(path) is part
+
+
+def test_the_rows_at_the_visual_positions_are_the_projectors_rows(family: str, vlm: Tiny, anatomy: Anatomy) -> None:
+    """Up to their order, the embedding of a line's end (LLaVA-NeXT) and that of the placeholder (Molmo2 adds it)."""
+    model, _, inputs = vlm
+    watch = Watch(model, inputs, [anatomy.projector], [anatomy.layers[0]])
+    mask_BL = visual_mask(anatomy, inputs["input_ids"])
+    merged_ND = watch.given[anatomy.layers[0]][mask_BL]
+    made_ND = watch.made[anatomy.projector].flatten(0, -2)
+    if family == "molmo2":
+        merged_ND = merged_ND - anatomy.embedding.weight[anatomy.image_token_id].detach().double()
+    if family in ("llava_next", "llava_onevision"):
+        made_ND = torch.cat([made_ND, anatomy.core.image_newline.detach().double()[None]])  # type: ignore[operator]
+    assert len(merged_ND) >= 4
+    distance_NM = (merged_ND[:, None] - made_ND).norm(dim=-1)
+    assert distance_NM.min(1).values.max() < 1e-5 * made_ND.norm(dim=-1).mean()
+
+
+def test_text_rows_are_the_embedding_times_its_scale(family: str, vlm: Tiny, anatomy: Anatomy) -> None:
+    model, _, inputs = vlm
+    watch = Watch(model, inputs, [], [anatomy.layers[0]])
+    special = set(model.config.visual_indicator_token_ids) if family == "ovis2" else set()
+    ids_L = inputs["input_ids"][0]
+    text_L = torch.tensor([int(i) != anatomy.image_token_id and int(i) not in special for i in ids_L])
+    expected = anatomy.embedding.weight[ids_L[text_L]].detach().double() * anatomy.embedding_scale
+    torch.testing.assert_close(watch.given[anatomy.layers[0]][0][text_L], expected, rtol=1e-5, atol=1e-6)
+    gemma = family in ("gemma3", "paligemma")
+    assert anatomy.embedding_scale == pytest.approx(WIDTH**0.5 if gemma else 1.0, rel=1e-6)
+
+
+def test_a_layer_adds_its_attention_and_its_mlp_to_the_stream_and_nothing_else(vlm: Tiny, anatomy: Anatomy) -> None:
+    writers = [(attention_of(layer), mlp_of(layer)) for layer in anatomy.layers]
+    outputs = [*anatomy.layers, *(module for pair in writers for module in pair)]
+    watch = Watch(vlm[0], vlm[2], outputs, list(anatomy.layers))
+    for layer, (attention, mlp) in zip(anatomy.layers, writers, strict=True):
+        update = watch.made[layer] - watch.given[layer]
+        assert attention is not mlp and watch.made[attention].abs().sum() > 0
+        written = watch.made[attention] + watch.made[mlp].reshape(update.shape)
+        torch.testing.assert_close(written, update, rtol=1e-4, atol=1e-5)
+
+
+def test_options_replace_what_would_be_found() -> None:
+    model = tiny_vlm("llava")[0]
+    found = find_anatomy(
+        model,
+        projector="model.multi_modal_projector.linear_1",
+        tower="model.vision_tower",
+        language="model.language_model",
+        image_token_id=5,
+    )
+    assert found.projector is model.model.multi_modal_projector.linear_1
+    assert visual_mask(found, torch.tensor([[4, 5, 5]])).tolist() == [[False, True, True]]
+
+
+@pytest.mark.parametrize("option", ["projector", "tower", "language"])
+def test_a_path_that_is_not_there_is_named_with_its_option_and_what_is(option: str) -> None:
+    with pytest.raises(UnknownStructureError, match=f"--{option} model.nowhere.*multi_modal_projector"):
+        find_anatomy(tiny_vlm("llava")[0], **{option: "model.nowhere"})  # type: ignore[arg-type]
+
+
+def test_a_text_only_model_is_told_apart() -> None:
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    with pytest.raises(UnknownStructureError, match=r"text-only.*normalign text-norm.*--tower PATH"):
+        find_anatomy(AutoModelForCausalLM.from_config(config))
+
+
+def test_a_model_without_a_projector_says_which_option_supplies_it() -> None:
+    model = tiny_vlm("llava")[0]
+    model.model.multi_modal_projector = nn.Identity()
+    with pytest.raises(UnknownStructureError, match="--projector PATH"):
+        find_anatomy(model)
+
+
+def test_a_configuration_without_an_image_placeholder_says_which_option_supplies_it() -> None:
+    model = tiny_vlm("llava")[0]
+    model.config = model.config.text_config
+    with pytest.raises(UnknownStructureError, match="--image-token-id ID"):
+        find_anatomy(model)
+    assert find_anatomy(model, image_token_id=3).image_token_id == 3
+
+
+def test_a_compiled_model_is_taken_out_of_its_wrapper() -> None:
+    model = tiny_vlm("llava")[0]
+    compiled: Any = torch.compile(model, backend="eager")
+    found = find_anatomy(compiled)
+    assert found.model is model and found.projector is model.model.multi_modal_projector
+
+
+@pytest.mark.parametrize("wrapped", ["language_model", "vision_tower", "multi_modal_projector"])
+def test_a_compiled_part_is_found_as_well(wrapped: str) -> None:
+    model = tiny_vlm("llava")[0]
+    part = getattr(model.model, wrapped)
+    setattr(model.model, wrapped, torch.compile(part, backend="eager"))
+    found = find_anatomy(model)
+    assert len(found.layers) == len(found.tower_layers) == LAYERS
+    assert part in {found.language, found.tower, found.projector}
+
+
+def test_offloaded_weights_are_read_where_they_are(tmp_path: Path) -> None:
+    from accelerate import disk_offload
+
+    model, _, inputs = tiny_vlm("gemma3")
+    with torch.no_grad():
+        expected = model(**inputs).logits
+    disk_offload(model, tmp_path, execution_device=torch.device("cpu"))
+    found = find_anatomy(model)
+    assert found.embedding.weight.is_meta and found.embedding_scale == pytest.approx(WIDTH**0.5, rel=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).logits, expected)
