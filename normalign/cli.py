@@ -98,6 +98,10 @@ def attach(
     multiple: float = typer.Option(1.0, help="Target norm over T, the text embeddings' mean norm."),
     images: Path | None = _CALIBRATION,
     trust_remote_code: bool = typer.Option(False, "--trust-remote-code", help="Run code that MODEL brings along."),
+    projector: str | None = typer.Option(None, help="Dotted path of the projector, where it is not found."),
+    tower: str | None = typer.Option(None, help="Dotted path of the vision tower, where it is not found."),
+    language: str | None = typer.Option(None, help="Dotted path of the text decoder, where it is not found."),
+    image_token_id: int | None = typer.Option(None, help="Id of the image placeholder, where it is not found."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object instead of text."),
 ) -> None:
     """Put an aligner behind a model's projector. Needs 4 bytes of memory a parameter; train the result."""
@@ -112,6 +116,10 @@ def attach(
             multiple=multiple,
             images=images,
             trust_remote_code=trust_remote_code,
+            projector=projector,
+            tower=tower,
+            language=language,
+            image_token_id=image_token_id,
             as_json=as_json,
         )
 

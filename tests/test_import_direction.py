@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("normalign.files",),
     ("normalign.norms",),
-    ("normalign.anatomy",),
     ("normalign.vlm",),
     ("normalign.anatomy",),
     ("normalign.training",),

@@ -31,6 +31,7 @@ def attach_aligner(
     gwc: bool = False,
     multiple: float = 1.0,
     text_norm: float | None = None,
+    **parts: Any,
 ) -> Model:
     """Insert an aligner behind the projector of a vision-language model of transformers, in place; returns ``model``.
 
@@ -45,12 +46,14 @@ def attach_aligner(
         gwc: compensate the gradient for the small gain (layernorm only; UB §5.1).
         multiple: target norm over T.
         text_norm: T as used by forward, where the model's own is not wanted.
+        parts: ``projector``, ``tower``, ``language``, ``image_token_id``, where they are not found by themselves; see
+            :func:`normalign.anatomy.find_anatomy`.
 
     Raises:
         ValueError: the model has an aligner already, or the settings contradict each other.
         normalign.anatomy.UnknownStructureError: a part of the model could not be found.
     """
-    anatomy = find_anatomy(model)
+    anatomy = find_anatomy(model, **parts)
     attachment = plan_attachment(anatomy, aligner, gwc=gwc, multiple=multiple, text_norm=text_norm)
     for note in attachment.notes:
         warnings.warn(note, stacklevel=2)

@@ -1,7 +1,5 @@
 """The mean norm of a projector's visual tokens over a folder of images: what global_scale divides by."""
 
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,9 @@ from tqdm import tqdm
 from normalign.anatomy import Anatomy, inputs_of
 from normalign.attach.fold import output_of
 from normalign.attach.merge import first_layer_input
-from normalign.data.images import ImageRejected, open_image
+from normalign.diagnosis.pictures import Pictures
 
 PROMPT = "Describe the image."
-MAX_PIXELS = 1 << 28  # checked before decoding: a picture of 20,000 by 13,000 pixels passes
 
 
 @dataclass
@@ -28,7 +25,7 @@ class Calibration:
     mean_norm: float = 0.0
     visual_tokens: int = 0
     images: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
+    skipped: dict[str, int] = field(default_factory=dict)
 
 
 def sample_picture(side: int = 64) -> Image.Image:
@@ -43,30 +40,16 @@ def calibrate(anatomy: Anatomy, processor: Any, folder: Path) -> Calibration:
     Raises:
         ValueError: there is no usable image in the folder.
     """
-    found, total = Calibration(), 0.0
-    for image in _images(folder, found.skipped):
+    pictures, found, total = Pictures(folder), Calibration(), 0.0
+    for _, image in tqdm(pictures, desc="calibrating", unit="file", leave=False):
         norms_N = projector_call(anatomy, inputs_of(processor, image, PROMPT)).norms_N
         total += norms_N.sum().item()
         found.visual_tokens += norms_N.numel()
         found.images += 1
     if not found.images:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in found.skipped.items()) or "it is empty"
-        raise ValueError(f"{folder} has no image that can be used ({reasons}); give a folder of pictures with --images")
-    found.mean_norm = total / found.visual_tokens
+        raise pictures.none_usable()
+    found.mean_norm, found.skipped = total / found.visual_tokens, dict(pictures.skipped)
     return found
-
-
-def _images(folder: Path, skipped: Counter[str]) -> Iterator[Image.Image]:
-    if not folder.is_dir():
-        raise ValueError(f"--images {folder} is not a folder")
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    for path in tqdm(files, desc="calibrating", unit="image", leave=False):
-        try:
-            image = open_image(path.name, folder, MAX_PIXELS)
-        except ImageRejected as rejected:
-            skipped[rejected.reason] += 1
-        else:
-            yield image
 
 
 @dataclass(frozen=True)
@@ -81,6 +64,7 @@ class ProjectorCall:
 def projector_call(anatomy: Anatomy, inputs: dict[str, Any]) -> ProjectorCall:
     """The projector's call on the image in ``inputs`` (floating-point ones: Ovis also looks up indicator tokens)."""
     calls: list[ProjectorCall] = []
+    model = anatomy.model
 
     def note(_projector: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         given = next((value for value in (*args, *keywords.values()) if isinstance(value, Tensor)), None)
@@ -90,7 +74,7 @@ def projector_call(anatomy: Anatomy, inputs: dict[str, Any]) -> ProjectorCall:
 
     handle = anatomy.projector.register_forward_hook(note, with_kwargs=True)
     try:
-        first_layer_input(anatomy, lambda: anatomy.model(**on_device(anatomy, inputs)))
+        first_layer_input(anatomy, lambda: model(**on_device(model, inputs)))
     finally:
         handle.remove()
     if not calls:
@@ -101,7 +85,7 @@ def projector_call(anatomy: Anatomy, inputs: dict[str, Any]) -> ProjectorCall:
     return ProjectorCall(last.args, last.keywords, torch.cat([call.norms_N for call in calls]))
 
 
-def on_device(anatomy: Anatomy, inputs: dict[str, Any]) -> dict[str, Any]:
-    """``inputs`` with its tensors where the model's are."""
-    device = anatomy.embedding.weight.device
+def on_device(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """``inputs`` with its tensors where the model's embedding is."""
+    device = model.get_input_embeddings().weight.device
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}

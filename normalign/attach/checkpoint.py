@@ -65,8 +65,13 @@ def attach_checkpoint(
     multiple: float = 1.0,
     images: Path | None = None,
     trust_remote_code: bool = False,
+    **parts: Any,
 ) -> dict[str, Any]:
     """Write to ``out`` the checkpoint in ``folder`` with an aligner behind its projector; returns what was done.
+
+    Args:
+        images: folder that global_scale's factor is measured on (needed for it alone).
+        parts: as in :func:`normalign.anatomy.find_anatomy`.
 
     Raises:
         ValueError: the settings or the folder cannot be used, or the logits did not survive the round trip (then
@@ -80,7 +85,7 @@ def attach_checkpoint(
         raise ValueError("--images is needed for global_scale, whose factor is measured, and for no other aligner")
     stored = read_headers(folder)
     model, processor = load_vlm(folder, trust_remote_code=trust_remote_code)
-    anatomy = find_anatomy(model)
+    anatomy = find_anatomy(model, **parts)
     change = _change(anatomy, processor, config, (aligner, gwc, multiple), images)
     del model, anatomy  # the written checkpoint is loaded next
     _check_names(folder, stored, change.projector)
@@ -103,7 +108,7 @@ def _change(
     model: Any = anatomy.model
     original, configuration = type(model), type(model.config)
     attachment = plan_attachment(anatomy, aligner, gwc=gwc, multiple=multiple)
-    inputs = on_device(anatomy, inputs_of(processor, sample_picture(), PROMPT))
+    inputs = on_device(model, inputs_of(processor, sample_picture(), PROMPT))
     prefix = anatomy.projector_path
     projector = {f"{prefix}.{name}": tensor for name, tensor in anatomy.projector.state_dict().items()}
     names = list(revert_weight_conversion(model, projector))
@@ -114,13 +119,13 @@ def _change(
         parameters = [f"{prefix}.{name}" for name in foldable_parameters(anatomy.projector, call.args, call.keywords)]
         scaled = list(revert_weight_conversion(model, {name: projector[name] for name in parameters}))
         calibration = calibrate(anatomy, processor, images)
-        scale = record["target"] / calibration.mean_norm
     put(anatomy, dataclasses.replace(attachment, record=dict(record)))
     inserted = anatomy.projector.get_submodule(NAME)
     added: dict[str, Tensor] = {}
     if calibration is not None:
         assert isinstance(inserted, GlobalScaleAligner)
         inserted.running_norm.fill_(calibration.mean_norm)
+        scale = record["target"] / inserted.running_norm.item()  # as the aligner divides: in float32
         changed = config | {RECORD: record | {"scale": scale, "scaled": scaled}}
         code = {}
     else:
@@ -158,7 +163,8 @@ def _logits(model: Any, processor: Any, *, exactly: bool) -> Tensor:
     """Logits of one made-up sample; ``exactly``: computed in float64, where only the weights' own rounding shows."""
     if exactly:
         model.double()
-    inputs = on_device(find_anatomy(model), inputs_of(processor, sample_picture(), PROMPT))
+        model.set_experts_implementation("eager")  # the grouped kernel of mixtures of experts has no float64
+    inputs = on_device(model, inputs_of(processor, sample_picture(), PROMPT))
     floats = {name for name, value in inputs.items() if isinstance(value, Tensor) and value.is_floating_point()}
     with torch.no_grad():
         return model(**inputs | {name: inputs[name].to(model.dtype) for name in floats}).logits.double().cpu()
@@ -179,9 +185,7 @@ def _summary(change: Change, error: float, tolerance: float) -> dict[str, Any]:
         "loads_with": "transformers, trust_remote_code=True" if change.code else "transformers",
         "scale": change.scale,
         "scaled": change.scaled,
-        "calibration": found
-        and {"mean_norm": found.mean_norm, "visual_tokens": found.visual_tokens, "images": found.images}
-        | {"skipped": dict(found.skipped)},
+        "calibration": found and dataclasses.asdict(found),
         "logits": {"difference": error, "tolerance": tolerance},
         "notes": list(change.notes),
     }
