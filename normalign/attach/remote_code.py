@@ -13,6 +13,7 @@ MODELING = "modeling_normalign"
 AUTO_CLASSES = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 CHANGED = ("model_type", "architectures", "auto_map")  # fields of config.json that naming our classes takes
 _IMPORT = re.compile(r"^from (normalign(?:\.\w+)+) import ", re.MULTILINE)
+_REGISTRATION = re.compile(r"^Auto\w+\.register\(.*\)\n", re.MULTILINE)  # a copy must not stand in for this package's
 
 
 class Saving(Aligned):
@@ -107,7 +108,8 @@ def code_files(original: type, configuration: type) -> dict[str, str]:
         source = importlib.import_module(name).__file__
         assert source is not None
         text = Path(source).read_text(encoding="utf-8")
-        files[f"{_flat(name)}.py"] = _IMPORT.sub(lambda match: f"from .{_flat(match[1])} import ", text)
+        flat = _IMPORT.sub(lambda match: f"from .{_flat(match[1])} import ", text)
+        files[f"{_flat(name)}.py"] = _REGISTRATION.sub("", flat)
         pending += _IMPORT.findall(text)
     files[f"{MODELING}.py"] = _modeling(original, configuration, bases)
     return files

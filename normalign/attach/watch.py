@@ -20,13 +20,14 @@ FIRST_LAYERS = 8  # where the paper sees the gap, and where it must be read
 class NormWatch(TrainerCallback):
     """Adds to every log of transformers.Trainer what the norms did since the last one; no extra forward passes.
 
-    ``norm_visual`` (mean L2 norm of visual tokens at the merge), ``norm_k`` (that over T, the text embedding's mean
-    norm when training began), with ``gap`` also ``norm_gap_first8`` (mean over the first 8 decoder layers of
-    |cos visual - cos text|, inter-layer cosines), and an attached aligner's ``norm_gain_l2``, ``norm_gain_mean_abs``,
-    ``norm_gain_drift``. Logs of an evaluation get the same as ``eval_norm_...``. They go into
-    ``state.log_history`` and to the callbacks behind this one; those of ``report_to`` stand before it: to have the
-    figures there, leave ``report_to`` empty and pass its callback after this one. With several processes each sees its
-    own samples.
+    ``norm_visual`` and ``norm_text`` (mean L2 norms at the merge), ``norm_k`` (``norm_visual`` over T, the text
+    embedding's mean norm when training began), with ``gap`` also ``norm_gap_first8`` (mean over the first 8 decoder
+    layers of |cos visual - cos text|, inter-layer cosines), and an attached aligner's ``norm_gain_l2``,
+    ``norm_gain_mean_abs``, ``norm_gain_drift``. Logs of an evaluation during training get ``eval_norm_...``.
+
+    The figures go into ``state.log_history`` and to the callbacks behind this one. Those of ``report_to`` stand before
+    it: to have the figures there, leave ``report_to`` empty and pass its callback after this one. With several
+    processes each sees its own samples, and the first one's are logged.
 
     Args:
         gap: also measure the gap, which costs a cosine per layer and step.
@@ -136,7 +137,8 @@ class NormWatch(TrainerCallback):
         means = {name: (pair[0] / pair[1]).item() for name, pair in sums.items() if pair[1] > 0}
         found: dict[str, float] = {}
         if "norm_visual" in means:
-            found = {"norm_visual": means["norm_visual"], "norm_k": means["norm_visual"] / self.T}
+            found = {"norm_k": means["norm_visual"] / self.T}
+            found |= {name: means[name] for name in ("norm_visual", "norm_text") if name in means}
             gaps = [
                 abs(means[f"cosine_visual_{i}"] - means[f"cosine_text_{i}"])
                 for i in range(FIRST_LAYERS)

@@ -1,7 +1,8 @@
 """Checkpoints of tiny models, saved once."""
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,18 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 Saved = Callable[..., Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def modules_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where transformers copies the code of checkpoints to: not into the user's own cache."""
+    from transformers import dynamic_module_utils
+
+    cache = tmp_path_factory.mktemp("modules")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(cache))
+        patch.setattr(sys, "path", [*sys.path])
+        yield cache
 
 
 @pytest.fixture(scope="session")

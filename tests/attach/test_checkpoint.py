@@ -133,7 +133,11 @@ def test_tokenizer_and_processor_load_as_before_without_trusting_code(saved: Sav
 def trained(folder: Path) -> None:
     """Change every floating-point tensor of a checkpoint a little, as training would."""
     for file in {tensor.file for tensor in read_headers(folder).values()}:
-        save_file({name: t * 1.01 if t.is_floating_point() else t for name, t in load_file(file).items()}, file, {"format": "pt"})
+        save_file(
+            {name: t * 1.01 if t.is_floating_point() else t for name, t in load_file(file).items()},
+            file,
+            {"format": "pt"},
+        )
 
 
 @pytest.mark.parametrize("aligner", ["layernorm", "global_scale"])
@@ -197,6 +201,11 @@ def test_our_own_model_comes_with_its_code(tiny: Any, tmp_path: Path) -> None:
     detach_checkpoint(tmp_path / "attached", tmp_path / "plain")
     assert contents(tmp_path / "plain") == contents(tmp_path / "own")
     assert others(tmp_path / "plain") == others(tmp_path / "own")
+
+
+def test_checking_the_logits_leaves_no_code_behind(saved: Saved, tmp_path: Path, modules_cache: Path) -> None:
+    attach_checkpoint(saved("llava"), tmp_path / "attached")
+    assert not list(modules_cache.rglob("*part*"))
 
 
 def test_refusals_name_what_is_wrong_and_write_nothing(saved: Saved, pictures: Path, tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def test_visual_tokens_enter_the_first_layer_at_the_target_and_detaching_restore
 
 
 def test_a_decoder_that_scales_its_inputs_gets_tokens_that_are_right_after_the_scaling() -> None:
-    _, _, inputs = tiny_vlm("llava")
-    _, base = None, tiny_vlm("llava")[0].config
+    plain, _, inputs = tiny_vlm("llava")
+    base = plain.config
     text = base.text_config.to_dict() | {"model_type": "granite", "embedding_multiplier": 3.0}
     config = LlavaConfig(
         text_config=text,
@@ -94,7 +94,7 @@ def test_a_decoder_that_scales_its_inputs_gets_tokens_that_are_right_after_the_s
 
 
 def test_features_added_to_a_long_placeholder_embedding_keep_half_of_the_squared_norm_and_it_is_said() -> None:
-    model, _, inputs = tiny_vlm(ADDS)
+    model = tiny_vlm(ADDS)[0]
     embedding = find_anatomy(model).embedding.weight
     added = embedding[find_anatomy(model).image_token_id].norm().item()
     with pytest.warns(UserWarning, match="adds visual tokens to the placeholder"):
