@@ -17,6 +17,10 @@ _OUT = typer.Argument(help="New folder for what is written.")
 _CALIBRATION = typer.Option(None, "--images", help="Folder of pictures that global_scale's factor is measured on.")
 _LANGUAGE_CONFIG = typer.Option(None, help="config.json of the language model.")
 
+_MODELS = typer.Argument(
+    metavar="MODEL...", help="Folders, .safetensors or .gguf files, hub models org/name[@revision]."
+)
+
 
 @contextmanager
 def _told() -> Iterator[None]:
@@ -54,6 +58,18 @@ def compare(profile: str | None = _PROFILE) -> None:
 
     with _told():
         compare(profile)
+
+
+@app.command("text-norm")
+def text_norm(
+    models: list[str] = _MODELS,
+    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of a table."),
+) -> None:
+    """T, the mean norm of the text embeddings, of language models or VLMs; reads the embedding tensors alone."""
+    from normalign.commands.text_norm import text_norm
+
+    if not text_norm(models, as_json=as_json):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # From the bottom up; modules of one layer may import each other.
 LAYERS = (
-    ("normalign.files",),
+    ("normalign.files", "normalign.embeddings"),
     ("normalign.norms",),
     ("normalign.vlm",),
     ("normalign.anatomy",),
@@ -21,7 +21,7 @@ LAYERS = (
         f"normalign.{name}"
         for name in ("metrics", "headline", "diagnosis", "data", "weights", "report", "registry", "plan", "attach")
     ),
-    ("normalign.commands", "normalign.cli"),
+    ("normalign.commands", "normalign.cli", "normalign.__main__"),
     ("components",),
     ("flows",),
 )
@@ -92,7 +92,8 @@ for name in {modules!r}:
     assert done.returncode == 0, done.stderr
 
 
-def test_settings_import_without_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import normalign.settings"
+@pytest.mark.parametrize("name", ["normalign.settings", "normalign.embeddings.measure", "normalign.commands.text_norm"])
+def test_what_must_start_quickly_imports_without_torch(name: str) -> None:
+    code = f"import sys; sys.modules['torch'] = sys.modules['transformers'] = None; import {name}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,17 +1,13 @@
-"""The safetensors format: 8 bytes of little-endian length, a JSON header that long, the tensors' bytes.
-
-Read and written here without loading tensors: a tower can be cut out of a checkpoint larger than memory.
-"""
+"""Safetensors checkpoints, read and written tensor by tensor: a tower can be cut out of one larger than memory."""
 
 import json
-import math
 import shutil
 import struct
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-BLOCK = 1 << 22
+from normalign.embeddings.ranges import LocalFile, read_blocks
+from normalign.embeddings.safetensors_header import StoredTensor, read_header
+
 DTYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -26,22 +22,6 @@ DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """Where one tensor lies: ``size`` bytes from byte ``start`` of ``file``."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    size: int
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -66,29 +46,11 @@ def checkpoint_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Name, type, shape and place of every tensor in ``file``; reads the header only."""
-    with file.open("rb") as handle:
-        prefix = handle.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= file.stat().st_size - 8:
-            raise ValueError(f"{file} is not a safetensors file (header length {length}); fetch it again")
-        header = json.loads(handle.read(length))
-    header.pop("__metadata__", None)
-    tensors = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        if not 0 <= begin <= end <= file.stat().st_size - 8 - length:
-            raise ValueError(f"{file} is cut short: {name} ends beyond the file; fetch it again")
-        tensors[name] = StoredTensor(file, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin)
-    return tensors
-
-
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
-    """``read_header`` over all files of the checkpoint in ``folder``."""
+    """Every tensor of the checkpoint in ``folder``; reads the files' headers only."""
     tensors: dict[str, StoredTensor] = {}
     for file in checkpoint_files(folder):
-        tensors |= read_header(file)
+        tensors |= read_header(LocalFile(file))
     return tensors
 
 
@@ -110,18 +72,8 @@ def copy_tensors(tensors: dict[str, StoredTensor], path: Path) -> None:
     with path.open("wb") as target:
         target.write(struct.pack("<Q", len(text)) + text)
         for _, tensor in ordered:
-            with tensor.file.open("rb") as source:
-                source.seek(tensor.start)
-                _copy_exactly(source, target, tensor.size)
-
-
-def _copy_exactly(source: BinaryIO, target: BinaryIO, size: int) -> None:
-    while size:
-        block = source.read(min(BLOCK, size))
-        if not block:
-            raise ValueError(f"{source.name} ended early; fetch it again")
-        target.write(block)
-        size -= len(block)
+            for block in read_blocks(tensor.source, tensor.start, tensor.size):
+                target.write(block)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -10,9 +10,11 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModel, AutoModelForCausalLM, AutoTokenizer, SiglipModel
 
+from normalign.embeddings.ranges import LocalFile
+from normalign.embeddings.safetensors_header import StoredTensor, read_header
 from normalign.settings import SourceSettings
 from normalign.weights import fetch_language, fetch_vision
-from normalign.weights.safetensors_file import StoredTensor, copy_tensors, read_header
+from normalign.weights.safetensors_file import copy_tensors
 
 from .conftest import RANDOM_LANGUAGE, contents
 
@@ -167,7 +169,7 @@ def test_copied_tensors_equal_the_sources_as_the_safetensors_library_reads_them(
         "scalar": torch.tensor(2.5),
     }
     save_file(state, tmp_path / "a.safetensors")
-    copy_tensors(read_header(tmp_path / "a.safetensors"), tmp_path / "b.safetensors")
+    copy_tensors(read_header(LocalFile(tmp_path / "a.safetensors")), tmp_path / "b.safetensors")
     copied = load_file(tmp_path / "b.safetensors")
     assert copied.keys() == state.keys()
     assert all(torch.equal(copied[name], state[name]) for name in state)
@@ -179,7 +181,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     for size in (4, 20, len(whole) - 1):
         (tmp_path / "a.safetensors").write_bytes(whole[:size])
         with pytest.raises(ValueError, match="fetch it again"):
-            read_header(tmp_path / "a.safetensors")
-    short = StoredTensor(tmp_path / "a.safetensors", "F32", (1000,), 0, 4000)
+            read_header(LocalFile(tmp_path / "a.safetensors"))
+    short = StoredTensor(LocalFile(tmp_path / "a.safetensors"), "F32", (1000,), 0, 4000)
     with pytest.raises(ValueError, match="ended early"):
         copy_tensors({"a": short}, tmp_path / "b.safetensors")
