@@ -105,6 +105,22 @@ def plan(
         plan(profile, question, as_json=as_json)
 
 
+@app.command("encoder-norm")
+def encoder_norm(
+    encoders: list[Path] = typer.Argument(help="Folders of vision towers, or of whole models that hold one."),  # noqa: B008
+    images: Path = typer.Option(help="Folder of images to measure on."),  # noqa: B008
+    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of tables."),
+    trust_remote_code: bool = typer.Option(False, help="Run code that comes with a checkpoint."),
+) -> None:
+    """Measure the norms of vision towers' tokens, layer by layer, before and after the final norm."""
+    from normalign.commands.encoder_norm import encoder_norm
+
+    with _told():
+        complete = encoder_norm(encoders, images, as_json=as_json, trust_remote_code=trust_remote_code)
+    if not complete:
+        raise typer.Exit(1)
+
+
 @app.command()
 def attach(
     model: Path = _MODEL,

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from normalign.anatomy.search import UnknownStructureError, parameters_in, unwrap
+from normalign.anatomy.search import UnknownStructureError, unwrap
 from normalign.anatomy.source import definition
 
+_PASSING = (nn.Identity, nn.Dropout)
 _ATTENTION_ARGUMENTS = ("attention_mask", "position_embeddings", "position_ids", "cache", "past_key_values")
 
 
@@ -147,8 +148,8 @@ class _Reader:
             inner = self._value(owner)  # a method of a tensor; of a library otherwise
             return inner if inner != _Value() else source
         child = self.children.get(node.func.attr)
-        if child is None or parameters_in(child) == 0:  # dropout, identity, a helper of the layer's own
-            return source
+        if child is None or isinstance(child, _PASSING) or "drop" in type(child).__name__.lower():
+            return source  # also where it is a helper of the layer's own
         names = {a.id for a in node.args if isinstance(a, ast.Name)} | {k for k in keywords if k}
         attends = bool(names & set(_ATTENTION_ARGUMENTS)) or any(mixed for _, mixed in source.made_by)
         return _Value(((node.func.attr, attends),))

@@ -77,6 +77,10 @@ def find_anatomy(
         raise UnknownStructureError(
             f"{type(model).__name__} is an encoder-decoder: its visual tokens do not enter a decoder's residual stream"
         )
+    if getattr(getattr(config, "text_config", None), "cross_attention_layers", None):
+        raise UnknownStructureError(
+            f"{type(model).__name__}: its decoder looks at images by cross-attention; its sequence has no visual tokens"
+        )
     if language is None:
         language, embedding = search.find_language(model)
     else:
@@ -112,7 +116,7 @@ def find_anatomy(
         embedding_scale=embedding_scale(decoder, embedding, search.unwrap(layers[0]), avoid=image_token),
         width=width,
         image_token_id=image_token,
-        injected_layers=_injected_layers(vision, len(layers)),
+        injected_layers=_injected_layers(vision, config, len(layers)),
         visual_vocabulary=isinstance(last, nn.Embedding),
     )
 
@@ -134,7 +138,8 @@ def _image_token(config: Any, name: str) -> int:
     )
 
 
-def _injected_layers(tower: nn.Module, depth: int) -> tuple[int, ...]:
+def _injected_layers(tower: Any, config: Any, depth: int) -> tuple[int, ...]:
     """Qwen3-VL's deepstack: the features of the n-th listed tower block are added after the n-th decoder layer."""
-    taken = getattr(tower, "deepstack_visual_indexes", None) or []
+    owners = (tower, getattr(tower, "config", None), config)
+    taken = next((found for o in owners if (found := getattr(o, "deepstack_visual_indexes", None))), ())
     return tuple(range(min(len(taken), depth)))

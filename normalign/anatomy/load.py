@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -24,18 +25,15 @@ def load_vlm(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any
             what to do.
     """
     config = read_config(folder, trust_remote_code=trust_remote_code)
-    kind = _model_class(config, folder, trust_remote_code=trust_remote_code)
+    kind = model_class(config, folder, trust_remote_code=trust_remote_code)
     quantised = getattr(config, "quantization_config", None) is not None
-    options = {"dtype": "auto" if quantised else torch.float32, "local_files_only": True}
-    try:
-        model = kind.from_pretrained(folder, config=config, trust_remote_code=trust_remote_code, **options)
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
-        raise ValueError(f"{folder}: the model cannot be loaded: {_first_line(error)}") from error
+    dtype = "auto" if quantised else torch.float32
+    model = load_weights(kind, folder, config, dtype=dtype, trust_remote_code=trust_remote_code)
     try:
         processor = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{folder}: its processor cannot be loaded ({_first_line(error)}); the folder must hold the tokenizer and "
+            f"{folder}: its processor cannot be loaded ({first_line(error)}); the folder must hold the tokenizer and "
             "the processor's files beside the weights"
         ) from error
     return model.eval(), processor
@@ -57,11 +55,46 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
         hint = "" if trust_remote_code else "; a model with code of its own is loaded with --trust-remote-code"
-        raise ValueError(f"{folder}/config.json cannot be used: {_first_line(error)}{hint}") from error
+        raise ValueError(f"{folder}/config.json cannot be used: {first_line(error)}{hint}") from error
 
 
-def _model_class(config: Any, folder: Path, *, trust_remote_code: bool) -> Any:
-    if type(config) in AutoModelForImageTextToText._model_mapping:
+def is_vlm(config: Any) -> bool:
+    """Whether transformers (or this package) has a vision-language model with a configuration of this kind."""
+    return type(config) in AutoModelForImageTextToText._model_mapping
+
+
+def load_weights(kind: Any, folder: Path, config: Any, *, dtype: Any, trust_remote_code: bool) -> Any:
+    """The model of the auto class ``kind``, complete: weights that are not in the folder are not made up.
+
+    Raises:
+        ValueError: the weights cannot be read, or some are missing.
+    """
+    options = {"config": config, "trust_remote_code": trust_remote_code, "local_files_only": True}
+    try:
+        model, report = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
+    except (OSError, ValueError, ImportError, RuntimeError, KeyError, SafetensorError) as error:
+        raise ValueError(f"{folder}: the model cannot be loaded: {first_line(error)}") from error
+    missing = sorted(name for name in report["missing_keys"] if not _is_head(name))
+    if missing:
+        raise ValueError(
+            f"{folder}: {len(missing)} weights of {type(model).__name__} are not in the checkpoint (such as "
+            f"{missing[0]}); copy the folder again, whole"
+        )
+    return model
+
+
+def _is_head(name: str) -> bool:
+    """Pooling and classification heads, which no token depends on; checkpoints of towers come with and without."""
+    return any(part in ("head", "pooler", "classifier") for part in name.split("."))
+
+
+def model_class(config: Any, folder: Path, *, trust_remote_code: bool) -> Any:
+    """The auto class, or the checkpoint's own class, that loads a vision-language model with this configuration.
+
+    Raises:
+        ValueError: none does, or only code that comes with the checkpoint.
+    """
+    if is_vlm(config):
         return AutoModelForImageTextToText
     remote = getattr(config, "auto_map", None) or {}
     for name in _REMOTE_CLASSES:
@@ -78,7 +111,8 @@ def _model_class(config: Any, folder: Path, *, trust_remote_code: bool) -> Any:
     )
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, without the rest of its explanation."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -101,7 +135,7 @@ def inputs_of(processor: Any, image: Image.Image, prompt: str) -> dict[str, Any]
             if any("pixel" in name for name in inputs):
                 inputs.pop("labels", None)  # some processors add them
                 return inputs
-    reason = f": {_first_line(failures[-1])}" if failures else ""
+    reason = f": {first_line(failures[-1])}" if failures else ""
     raise ValueError(f"{type(processor).__name__}: it made no sample with an image{reason}")
 
 

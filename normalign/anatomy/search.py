@@ -134,8 +134,10 @@ def _input_embedding(model: nn.Module) -> nn.Embedding:
     return found if isinstance(found, nn.Embedding) else embedding_in(model)
 
 
-def find_tower(model: nn.Module, language: str) -> str:
+def find_tower(model: nn.Module, language: str | None) -> str:
     """Path of the vision tower: the outermost module fed by pixels, with blocks, that is no part of the language model.
+
+    Without a language model (None) it can be the model itself.
 
     Fed by pixels is what its class says (its inputs' modalities, its main input) or whose configuration is a vision
     configuration within the model's.
@@ -143,14 +145,17 @@ def find_tower(model: nn.Module, language: str) -> str:
     vision_configs = _vision_configs(getattr(model, "config", None))
     found: list[str] = []
     for path, module in model.named_modules():
-        apart = not inside(path, language) and not inside(language, path) and not any(inside(path, f) for f in found)
-        if apart and _takes_pixels(module, vision_configs) and block_list(module) is not None:
+        apart = language is None or not (inside(path, language) or inside(language, path))
+        new = not any(inside(path, outer) for outer in found)
+        if apart and new and _takes_pixels(module, vision_configs) and block_list(module) is not None:
             found.append(path)
     if not found:
         raise UnknownStructureError(
             f"{type(model).__name__}: found no vision tower (a module with blocks that takes pixels). A text-only "
             "model has none (`normalign text-norm` measures those); if this one has, name it with --tower PATH"
         )
+    if language is None:
+        return found[0]
     used = _used_for_images(model, common(found[0], language))
     named = [path for path in found if path.split(".")[-1] in used]
     return (named or found)[0]
@@ -185,10 +190,11 @@ def find_projector(model: nn.Module, core: str, tower: str, language: str, width
     """Path of the module that makes visual tokens: the last on the vision path whose output is ``width`` wide.
 
     Looked for beside the tower first, from the core inwards, then inside the tower, behind its blocks. Where several
-    could be it, the source of ``get_image_features`` (or ``forward``) says which comes last.
+    could be it, the source of ``get_image_features`` (or else of ``forward``) says which comes last.
     """
     blocks = block_list(model.get_submodule(tower))
     inner = tower if blocks is None else path_of(model, blocks)
+    vocabulary = _input_embedding(model).num_embeddings
     for container in _path_between(core, inner):
         module = model.get_submodule(container)
         able = [
@@ -196,12 +202,17 @@ def find_projector(model: nn.Module, core: str, tower: str, language: str, width
             for name, child in module.named_children()
             if not _holds(_join(container, name), (inner, language, tower))
             and _sees(child)
-            and can_output(child, width, vocabulary=_vocabulary(model))
+            and can_output(child, width, vocabulary)
         ]
-        order = _used_for_images(model, container)
-        used = sorted((name for name in able if name in order), key=order.index)
-        if used or (able and not order):
-            return _entry(model, _join(container, (used or able)[-1]))
+        holder = inner.removeprefix(f"{container}." if container else "").split(".")[0]
+        for method in ("get_image_features", "forward"):
+            order = children_used(module, method)
+            behind = order[order.index(holder) :] if holder in order else order
+            used = [name for name in behind if name in able]
+            if used:
+                return _entry(model, _join(container, used[-1]))
+        if able and not children_used(module, "forward"):  # there is no source to read
+            return _entry(model, _join(container, able[-1]))
     raise UnknownStructureError(
         f"{type(model).__name__}: found no projector, a module behind the vision tower {tower!r} whose output is "
         f"{width} wide; name it with --projector PATH"
@@ -235,10 +246,6 @@ def _entry(model: nn.Module, path: str) -> str:
     return f"{path}.{len(module) - 1}" if isinstance(module, nn.ModuleList) else path
 
 
-def _vocabulary(model: nn.Module) -> int:
-    return _input_embedding(model).num_embeddings
-
-
 def can_output(module: nn.Module, width: int, vocabulary: int) -> bool:
     """Whether something in ``module`` makes vectors ``width`` wide (and it is not the language model's head)."""
     for part in module.modules():
@@ -252,3 +259,23 @@ def can_output(module: nn.Module, width: int, vocabulary: int) -> bool:
         if any(parameter.dim() == 2 and width in parameter.shape for parameter in part.parameters(recurse=False)):
             return True
     return False
+
+
+def final_norm(tower: nn.Module) -> nn.Module | None:
+    """The normalisation after a vision tower's last block: the last one beside the blocks, or beside what holds them.
+
+    None where there is none (Qwen2-VL).
+    """
+    blocks = block_list(tower)
+    if blocks is None:
+        return None
+    path = path_of(tower, blocks)
+    for container in reversed([*_path_between("", path)]):
+        children = dict(tower.get_submodule(container).named_children())
+        names = list(children)
+        holder = path.removeprefix(f"{container}." if container else "").split(".")[0]
+        behind = names[names.index(holder) + 1 :]
+        norms = [name for name in behind if "norm" in type(children[name]).__name__.lower()]
+        if norms:
+            return children[norms[-1]]
+    return None

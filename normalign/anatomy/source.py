@@ -23,12 +23,11 @@ def definition(function: Callable[..., Any]) -> ast.FunctionDef | None:
 
 
 def children_used(module: nn.Module, method: str) -> list[str]:
-    """Names of the child modules that ``module.method`` mentions, in the order of the source, last mention counting.
+    """Names of the child modules that ``module.method`` mentions, each time, in the order in which they are called.
 
     Methods that it calls on itself are followed.
     """
-    mentions = _mentions(module, method, set())
-    return [name for i, name in enumerate(mentions) if name not in mentions[i + 1 :]]
+    return _mentions(module, method, set())
 
 
 def _mentions(module: nn.Module, method: str, seen: set[str]) -> list[str]:
@@ -39,14 +38,19 @@ def _mentions(module: nn.Module, method: str, seen: set[str]) -> list[str]:
     parsed = definition(function)
     if parsed is None or not parsed.args.args:
         return []
-    owner = parsed.args.args[0].arg
-    attributes = [
-        node
-        for node in ast.walk(parsed)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == owner
-    ]
     children = dict(module.named_children())
     names: list[str] = []
-    for node in sorted(attributes, key=lambda node: (node.lineno, node.col_offset)):
-        names += [node.attr] if node.attr in children else _mentions(module, node.attr, seen)
+    for name in _attributes_in_order(parsed, parsed.args.args[0].arg):
+        names += [name] if name in children else _mentions(module, name, seen)
     return names
+
+
+def _attributes_in_order(parsed: ast.FunctionDef, owner: str) -> list[str]:
+    """The attributes of ``owner``: one that is called counts where its call ends, behind the calls in its arguments."""
+    ends = {id(node.func): node for node in ast.walk(parsed) if isinstance(node, ast.Call)}
+    places: list[tuple[int, int, str]] = []
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == owner:
+            end = ends.get(id(node), node)
+            places.append((end.end_lineno or 0, end.end_col_offset or 0, node.attr))
+    return [name for *_, name in sorted(places)]

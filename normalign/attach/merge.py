@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from normalign.anatomy import Anatomy
 from normalign.norms.aligner import whole
-from normalign.norms.text_norm import text_norm_statistics
+from normalign.embeddings.statistics import text_norm_statistics
 
 ROWS_AT_ONCE = 16384
 PROBE_TOKENS = 4

@@ -9,16 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normalign.anatomy.search import block_list, final_norm
 from normalign.norms.statistics import summarise_norms, vision_sinks
-from normalign.vlm.model import final_norm, vision_layers
 
 
 class EncoderNorms:
-    """Collects token norms of every hidden state of a vision tower over any number of batches."""
+    """Collects token norms of every hidden state of a vision tower over any number of batches.
+
+    Raises:
+        ValueError: the tower has no list of blocks.
+    """
 
     def __init__(self, tower: nn.Module) -> None:
-        self.tower = tower
-        self.layers = vision_layers(tower)
+        layers = block_list(tower)
+        if layers is None:
+            raise ValueError(f"{type(tower).__name__}: found no list of transformer blocks")
+        self.layers = layers
+        self.final_norm = final_norm(tower)
         self.norms: list[list[Tensor]] = [[] for _ in range(len(self.layers) + 1)]
         self.after: list[Tensor] = []
 
@@ -41,16 +48,23 @@ class EncoderNorms:
         def catch(_module: nn.Module, _inputs: Any, output: Any) -> None:
             hidden_BLE = output[0] if isinstance(output, tuple) else output
             self.norms[index].append(hidden_BLE.float().norm(dim=-1).flatten())
-            if index == len(self.layers):
-                self.after.append(final_norm(self.tower)(hidden_BLE).float().norm(dim=-1).flatten())
+            if index == len(self.layers) and self.final_norm is not None:
+                self.after.append(self.final_norm(hidden_BLE).float().norm(dim=-1).flatten())
 
         return catch
 
     def summary(self) -> dict[str, Any]:
         """``layers``: a summary per hidden state before the final norm; ``after_final_norm``: the last, behind it."""
-        layers_N = [torch.cat(norms) for norms in self.norms]
-        after_N = torch.cat(self.after)
+        after = self.after_final_norm()
         return {
-            "layers": [summarise_norms(n, vision_sinks(n)) for n in layers_N],
-            "after_final_norm": summarise_norms(after_N, vision_sinks(after_N)),
+            "layers": [summarise_norms(n, vision_sinks(n)) for n in self.hidden_states()],
+            "after_final_norm": None if after is None else summarise_norms(after, vision_sinks(after)),
         }
+
+    def hidden_states(self) -> list[Tensor]:
+        """Norms (N,) of all tokens per hidden state: what enters the first block, then each block's output."""
+        return [torch.cat(norms) for norms in self.norms]
+
+    def after_final_norm(self) -> Tensor | None:
+        """Norms (N,) of all tokens behind the tower's final norm; None where it has none."""
+        return torch.cat(self.after) if self.after else None

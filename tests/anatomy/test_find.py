@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, LlamaConfig
 
 from normalign.anatomy import Anatomy, UnknownStructureError, attention_of, find_anatomy, mlp_of, visual_mask
 
-from .tiny import LAYERS, WIDTH, Tiny, tiny_vlm
+from .tiny import LAYERS, TEXT, VISION, WIDTH, Tiny, tiny_vlm
 
 PROJECTORS = {
     "qwen2_vl": "model.visual.merger",
@@ -152,10 +152,10 @@ def test_a_configuration_without_an_image_placeholder_says_which_option_supplies
 
 
 def test_a_compiled_model_is_taken_out_of_its_wrapper() -> None:
-    model = tiny_vlm("llava")[0]
+    model: Any = tiny_vlm("llava")[0]
     compiled: Any = torch.compile(model, backend="eager")
     found = find_anatomy(compiled)
-    assert found.model is model and found.projector is model.model.multi_modal_projector
+    assert found.model is compiled._orig_mod and found.projector is model.model.multi_modal_projector
 
 
 @pytest.mark.parametrize("wrapped", ["language_model", "vision_tower", "multi_modal_projector"])
@@ -179,3 +179,65 @@ def test_offloaded_weights_are_read_where_they_are(tmp_path: Path) -> None:
     assert found.embedding.weight.is_meta and found.embedding_scale == pytest.approx(WIDTH**0.5, rel=1e-6)
     with torch.no_grad():
         torch.testing.assert_close(model(**inputs).logits, expected)
+
+
+class Int8Linear(nn.Module):
+    """A linear map whose weights are stored as int8 and a scale per row, in buffers as quantised models have them."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        scale = linear.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.register_buffer("scale", scale)
+        self.register_buffer("weight", (linear.weight.detach() / scale).round().to(torch.int8))
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.get_buffer("weight").float() * self.get_buffer("scale")
+        return nn.functional.linear(x, weight, self.bias)  # type: ignore[arg-type]  # a buffer, or none
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "gemma3"])
+def test_a_quantised_model_has_the_same_parts(name: str) -> None:
+    model, _, inputs = tiny_vlm(name)
+    expected = find_anatomy(model)
+    writers = [(type(attention_of(layer)), type(mlp_of(layer))) for layer in expected.layers]
+    for module in list(model.modules()):
+        for child, linear in list(module.named_children()):
+            if type(linear) is nn.Linear:
+                setattr(module, child, Int8Linear(linear))
+    found = find_anatomy(model)
+    assert (found.tower_path, found.projector_path) == (expected.tower_path, expected.projector_path)
+    assert [(type(attention_of(layer)), type(mlp_of(layer))) for layer in found.layers] == writers
+    assert torch.isfinite(model(**inputs).logits).all()
+
+
+PIXTRAL = {"model_type": "pixtral", "hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 3}
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "mistral3": ({"model_type": "mistral"}, PIXTRAL | {"num_attention_heads": 2}, "model.multi_modal_projector"),
+    "vipllava": ({"model_type": "llama"}, VISION | {"model_type": "clip_vision_model"}, "model.multi_modal_projector"),
+    "idefics2": ({"model_type": "mistral"}, VISION, "model.connector"),
+    "deepseek_vl": ({"model_type": "llama"}, VISION | {"model_type": "siglip_vision_model"}, "model.aligner"),
+    "lfm2_vl": ({"model_type": "lfm2"}, VISION | {"model_type": "siglip2_vision_model"}, "model.multi_modal_projector"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_families_that_no_one_thought_of_are_found_by_the_same_rules(name: str) -> None:
+    text, vision, projector = OTHERS[name]
+    kind: Any = CONFIG_MAPPING[name]
+    fields = {"projector_hidden_size": 32} if name == "lfm2_vl" else {}
+    config = kind(text_config=TEXT | text | {"vocab_size": 300}, vision_config=vision, **fields)
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForImageTextToText.from_config(config)
+    found = find_anatomy(model, image_token_id=9)
+    assert found.projector_path == projector and len(found.tower_layers) == LAYERS == len(found.layers)
+    assert found.embedding_scale == 1.0 and found.injected_layers == ()
+    assert all(attention_of(layer) is not mlp_of(layer) for layer in found.layers)
+
+
+def test_a_decoder_that_looks_at_images_by_cross_attention_is_told_apart() -> None:
+    model = tiny_vlm("llava")[0]
+    model.config.text_config.cross_attention_layers = [1]
+    with pytest.raises(UnknownStructureError, match="cross-attention"):
+        find_anatomy(model)

@@ -214,7 +214,7 @@ def _idefics3(family: str) -> tuple[Any, Any]:
         fake_image_token="<fake_token_around_image>",
         global_image_token="<global-img>",
     )
-    sizes = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
+    sizes: dict[str, Any] = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
     template = TEMPLATE.format(image="<image>")
     images = transformers.Idefics3ImageProcessor(**sizes)
     processor = transformers.Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)
@@ -244,7 +244,7 @@ def _gemma3(family: str) -> tuple[Any, Any]:
 
 def _paligemma(family: str) -> tuple[Any, Any]:
     tokenizer = tokenizer_with(image_token="<image>")
-    images = transformers.SiglipImageProcessor(size={"height": 28, "width": 28})
+    images: Any = transformers.SiglipImageProcessor(size={"height": 28, "width": 28})
     images.image_seq_length = 4
     processor = transformers.PaliGemmaProcessor(images, tokenizer)
     vision = VISION | {"model_type": "siglip_vision_model", "vision_use_head": False, "projection_dim": WIDTH}
