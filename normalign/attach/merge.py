@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from normalign.anatomy import Anatomy
-from normalign.norms.aligner import whole
 from normalign.embeddings.statistics import text_norm_statistics
+from normalign.norms.aligner import whole
 
 ROWS_AT_ONCE = 16384
 PROBE_TOKENS = 4
