@@ -32,9 +32,10 @@ from normalign.attach.weights import (
     weight_files,
     write_config,
 )
+from normalign.embeddings.safetensors_header import StoredTensor
 from normalign.files import atomic_directory
 from normalign.norms.aligner import GlobalScaleAligner
-from normalign.weights.safetensors_file import StoredTensor, copy_tensors, read_headers
+from normalign.weights.safetensors_file import copy_tensors, read_headers
 
 ORIGINAL = "original_projector.safetensors"
 EXACT = 1e-6  # largest difference of logits, relative to the largest logit

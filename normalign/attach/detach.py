@@ -16,8 +16,10 @@ from normalign.attach.weights import (
     weight_files,
     write_config,
 )
+from normalign.embeddings.ranges import LocalFile, read_bytes
+from normalign.embeddings.safetensors_header import StoredTensor, read_header
 from normalign.files import atomic_directory
-from normalign.weights.safetensors_file import StoredTensor, read_header, read_headers
+from normalign.weights.safetensors_file import read_headers
 
 
 def detach_checkpoint(folder: Path, out: Path, *, restore_projector: bool = False) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def detach_checkpoint(folder: Path, out: Path, *, restore_projector: bool = Fals
         )
     record = config[RECORD]
     stored = read_headers(folder)
-    original = read_header(folder / ORIGINAL) if (folder / ORIGINAL).exists() else {}
+    original = read_header(LocalFile(folder / ORIGINAL)) if (folder / ORIGINAL).exists() else {}
     if restore_projector and not original:
         raise ValueError(
             f"{folder / ORIGINAL} is missing, which training does not carry along; copy it from the folder that "
@@ -86,9 +88,7 @@ def projector_trained(
 
 
 def _bytes(tensor: StoredTensor) -> bytes:
-    with tensor.file.open("rb") as handle:
-        handle.seek(tensor.start)
-        return handle.read(tensor.size)
+    return read_bytes(tensor.source, tensor.start, tensor.size)
 
 
 def _code(folder: Path) -> set[str]:

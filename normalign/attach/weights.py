@@ -6,12 +6,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from normalign.embeddings.ranges import LocalFile, read_bytes
+from normalign.embeddings.safetensors_header import StoredTensor, read_header
 from normalign.files import read_json
-from normalign.weights.safetensors_file import StoredTensor, checkpoint_files, copy_tensors, read_header
+from normalign.weights.safetensors_file import DTYPES, checkpoint_files, copy_tensors
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -32,7 +34,7 @@ def rewrite(
     added = dict(changed or {})
     files: dict[str, dict[str, StoredTensor]] = {}
     for file in checkpoint_files(source):
-        before = read_header(file)
+        before = read_header(LocalFile(file))
         after = {name: added.pop(name, tensor) for name, tensor in before.items() if name not in dropped}
         if not after:
             continue
@@ -107,8 +109,8 @@ def times(tensors: Mapping[str, StoredTensor], factor: float) -> dict[str, Tenso
     """The tensors times ``factor``, computed in float32 (float64 for float64) and rounded once to their own type."""
     scaled = {}
     for name, stored in tensors.items():
-        with safe_open(stored.file, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
+        content = bytearray(read_bytes(stored.source, stored.start, stored.size))
+        tensor = torch.frombuffer(content, dtype=getattr(torch, DTYPES[stored.dtype])).reshape(stored.shape)
         wide = tensor if tensor.dtype.itemsize > 4 else tensor.float()
         scaled[name] = (wide * factor).to(tensor.dtype)
     return scaled
@@ -117,7 +119,7 @@ def times(tensors: Mapping[str, StoredTensor], factor: float) -> dict[str, Tenso
 def stored_as(tensors: dict[str, Tensor], file: Path) -> dict[str, StoredTensor]:
     """Write ``tensors`` to ``file``, to be copied into checkpoints from there."""
     save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, file)
-    return read_header(file)
+    return read_header(LocalFile(file))
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:

@@ -20,8 +20,10 @@ from normalign.attach.checkpoint import ORIGINAL, attach_checkpoint
 from normalign.attach.detach import detach_checkpoint
 from normalign.attach.fold import foldable_parameters
 from normalign.attach.weights import times
+from normalign.embeddings.ranges import LocalFile, read_bytes
+from normalign.embeddings.safetensors_header import read_header
 from normalign.vlm.checkpoint import save
-from normalign.weights.safetensors_file import read_header, read_headers
+from normalign.weights.safetensors_file import checkpoint_files, read_headers
 from tests.anatomy.tiny import FAMILIES, picture, tiny_vlm
 from tests.attach.test_live import at_merge, attached
 
@@ -31,10 +33,7 @@ FOLDERS = [family for family in FAMILIES if family not in ("normalign_llava", "s
 
 def contents(folder: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Type, shape and bytes of every tensor of a checkpoint."""
-    return {
-        name: (t.dtype, t.shape, t.file.read_bytes()[t.start : t.start + t.size])
-        for name, t in read_headers(folder).items()
-    }
+    return {name: (t.dtype, t.shape, read_bytes(t.source, t.start, t.size)) for name, t in read_headers(folder).items()}
 
 
 def others(folder: Path) -> dict[str, bytes]:
@@ -107,8 +106,7 @@ def test_a_bfloat16_checkpoint_stays_one_and_a_factor_is_rounded_once(
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    files = {tensor.file for tensor in read_headers(folder).values()}
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    return {name: tensor for file in checkpoint_files(folder) for name, tensor in load_file(file).items()}
 
 
 def test_without_its_code_an_attached_checkpoint_does_not_load_rather_than_lose_its_aligner(
@@ -132,7 +130,7 @@ def test_tokenizer_and_processor_load_as_before_without_trusting_code(saved: Sav
 
 def trained(folder: Path) -> None:
     """Change every floating-point tensor of a checkpoint a little, as training would."""
-    for file in {tensor.file for tensor in read_headers(folder).values()}:
+    for file in checkpoint_files(folder):
         save_file(
             {name: t * 1.01 if t.is_floating_point() else t for name, t in load_file(file).items()},
             file,
@@ -153,7 +151,7 @@ def test_of_a_trained_checkpoint_the_trained_weights_stay_and_the_original_proje
     restored = detach_checkpoint(tmp_path / "attached", tmp_path / "restored", restore_projector=True)
     assert "in the place of the trained one" in restored["projector"]
     before = load_file(folder / "model.safetensors")
-    original = read_header(tmp_path / "attached" / ORIGINAL)
+    original = read_header(LocalFile(tmp_path / "attached" / ORIGINAL))
     for name, tensor in _tensors(tmp_path / "kept").items():
         torch.testing.assert_close(tensor, before[name] * 1.01, rtol=1e-6, atol=0)
     for name, tensor in _tensors(tmp_path / "restored").items():
@@ -259,5 +257,5 @@ def test_a_factor_is_applied_in_float32_and_rounded_once(
     values = torch.randn(8, generator=torch.Generator().manual_seed(seed)).bfloat16()
     save_file({"x": values}, file)
     exact = values.float().double() * torch.tensor(factor, dtype=torch.float32).double()
-    found = times(read_header(file), factor)["x"].double()
+    found = times(read_header(LocalFile(file)), factor)["x"].double()
     assert (found - exact).abs().le(2**-8 * exact.abs() * 1.001).all()
