@@ -1,6 +1,8 @@
 """Attached checkpoints where this package is not installed."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,8 +12,11 @@ import pytest
 import torch
 
 import normalign
+from normalign import attach_aligner, detach_aligner
 from normalign.anatomy import load_vlm
 from normalign.attach.checkpoint import attach_checkpoint
+from normalign.attach.detach import detach_checkpoint
+from normalign.files import write_json
 from normalign.vlm.checkpoint import save
 from tests.anatomy.tiny import tiny_vlm
 from tests.attach.test_live import attached
@@ -37,6 +42,19 @@ for folder, again in zip(sys.argv[2::2], sys.argv[3::2]):
     half = AutoModelForImageTextToText.from_pretrained(folder, trust_remote_code=True, dtype=torch.bfloat16)
     gain = next(p for name, p in half.named_parameters() if name.endswith("aligner_norm.weight"))
     assert gain.dtype == torch.float32 and half.lm_head.weight.dtype == torch.bfloat16
+"""
+CUSTOM = """
+from transformers import LlavaConfig, LlavaForConditionalGeneration
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+
+register_checkpoint_conversion_mapping("custom", get_checkpoint_conversion_mapping("llava"), overwrite=True)
+
+class CustomConfig(LlavaConfig):
+    model_type = "custom"
+
+class CustomForConditionalGeneration(LlavaForConditionalGeneration):
+    config_class = CustomConfig
+    custom = True
 """
 
 
@@ -81,8 +99,53 @@ def test_the_code_in_a_checkpoint_names_no_module_of_this_package(saved: Saved, 
         assert "from normalign" not in text and "import normalign" not in text
 
 
-def test_importing_the_package_imports_no_torch_until_a_public_name_is_used() -> None:
-    code = "import sys, normalign; assert 'torch' not in sys.modules; normalign.attach_aligner, normalign.NormWatch"
+def test_the_code_of_a_model_that_brings_its_own_is_kept_and_built_upon(saved: Saved, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(saved("llava"), folder)
+    (folder / "modeling_custom.py").write_text(CUSTOM, encoding="utf-8")
+    auto = {"AutoConfig": "CustomConfig", "AutoModelForImageTextToText": "CustomForConditionalGeneration"}
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "custom", "auto_map": {name: f"modeling_custom.{kind}" for name, kind in auto.items()}}
+    write_json(folder / "config.json", config)
+    with pytest.raises(ValueError, match="trust"):
+        attach_checkpoint(folder, tmp_path / "attached")
+    attach_checkpoint(folder, tmp_path / "attached", trust_remote_code=True)
+    model = load_vlm(tmp_path / "attached", trust_remote_code=True)[0]
+    assert type(model).__name__ == "AlignedCustomForConditionalGeneration" and model.custom
+    detach_checkpoint(tmp_path / "attached", tmp_path / "plain")
+    names = [sorted(path.name for path in place.iterdir()) for place in (folder, tmp_path / "plain")]
+    assert names[0] == names[1]
+    assert json.loads((tmp_path / "plain" / "config.json").read_text()) == config
+
+
+def test_a_model_loaded_with_its_checkpoints_code_is_detached_like_any(saved: Saved, tmp_path: Path) -> None:
+    attach_checkpoint(saved("llava"), tmp_path / "attached")
+    model = load_vlm(tmp_path / "attached", trust_remote_code=True)[0]
+    original, inputs = load_vlm(saved("llava"))[0], tiny_vlm("llava")[2]
+    with pytest.raises(ValueError, match="already"):
+        attach_aligner(model)
+    detach_aligner(model)
+    assert type(model) is type(original)
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, original(**inputs).logits)
+
+
+def test_what_a_live_global_scale_has_measured_is_saved_with_it(saved: Saved, tmp_path: Path) -> None:
+    model, processor = load_vlm(saved("llava"))
+    inputs = tiny_vlm("llava")[2]
+    attached(model, "global_scale").train()
+    with torch.no_grad():
+        model(**inputs)  # in training the scale comes from the batch, and a running mean is kept
+        expected = model.eval()(**inputs).logits
+    model.save_pretrained(tmp_path / "live")
+    processor.save_pretrained(tmp_path / "live")
+    with torch.no_grad():
+        found = load_vlm(tmp_path / "live", trust_remote_code=True)[0](**inputs).logits
+    assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import sys, normalign; assert 'torch' not in sys.modules; assert 'attach_aligner' in normalign.__all__"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="no attribute 'attach_a'"):
