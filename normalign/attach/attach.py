@@ -54,6 +54,8 @@ def attach_aligner(
         normalign.anatomy.UnknownStructureError: a part of the model could not be found.
     """
     anatomy = find_anatomy(model, **parts)
+    if anatomy.model is not model:
+        raise ValueError(f"{type(model).__name__} wraps the model: attach first, then compile or parallelise it")
     attachment = plan_attachment(anatomy, aligner, gwc=gwc, multiple=multiple, text_norm=text_norm)
     for note in attachment.notes:
         warnings.warn(note, stacklevel=2)
@@ -149,7 +151,7 @@ def _notes(anatomy: Anatomy, record: dict[str, Any]) -> list[str]:
     wanted = record["multiple"] * record["text_norm"]
     if record["norm_at_merge"] > 1.001 * wanted:
         notes.append(
-            "this family adds visual tokens to the placeholder's embedding, which is long itself: aligned tokens enter "
-            f"the first decoder layer at norm {record['norm_at_merge']:.3g}, not {wanted:.3g}"
+            "this family adds visual tokens to something that is long itself (the placeholder's embedding): aligned "
+            f"tokens enter the first decoder layer at norm {record['norm_at_merge']:.3g}, not {wanted:.3g}"
         )
     return notes

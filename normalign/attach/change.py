@@ -4,6 +4,7 @@ Shape suffixes: B batch, L sequence length, V vocabulary.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def logits(model: Any, processor: Any, *, exactly: bool) -> Tensor:
         return model(**inputs | {name: inputs[name].to(model.dtype) for name in floats}).logits.double().cpu()
 
 
-def _in_files(model: Any, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _in_files(model: Any, prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors by their names in the checkpoint's files: transformers renames many when it loads them."""
     return revert_weight_conversion(model, {f"{prefix}.{name}": tensor.clone() for name, tensor in tensors.items()})
 

@@ -51,7 +51,7 @@ def become_aligned(model: Any, record: dict[str, Any]) -> None:
     record["original"] = {"model_type": configuration.model_type, "architectures": [original.__name__]}
     if auto_map is not None:
         record["original"]["auto_map"] = auto_map
-    model.config.update({RECORD: record, "auto_map": {**(auto_map or {}), **auto_map_of(original, configuration)}})
+    model.config.update({RECORD: record, "auto_map": auto_map_of(auto_map, original, configuration)})
 
 
 def become_plain(model: Any) -> None:
@@ -65,10 +65,15 @@ def become_plain(model: Any) -> None:
         model.config.auto_map = record["original"]["auto_map"]
 
 
-def auto_map_of(original: type, configuration: type) -> dict[str, str]:
-    """config.json's ``auto_map`` entries for our two classes."""
-    named = {"AutoConfig": model_name(configuration)} | dict.fromkeys(AUTO_CLASSES, model_name(original))
-    return {auto: f"{MODELING}.{name}" for auto, name in named.items()}
+def auto_map_of(before: dict[str, Any] | None, original: type, configuration: type) -> dict[str, Any]:
+    """config.json's ``auto_map``: ``before``, and our two classes wherever the original ones could be loaded from."""
+    ours = f"{MODELING}.{model_name(original)}"
+    elsewhere = [auto for auto, place in (before or {}).items() if str(place).split(".")[-1] == original.__name__]
+    return {
+        **(before or {}),
+        "AutoConfig": f"{MODELING}.{model_name(configuration)}",
+        **dict.fromkeys((*AUTO_CLASSES, *elsewhere), ours),
+    }
 
 
 def aligned_config(config: dict[str, Any], record: dict[str, Any], original: type, configuration: type) -> dict:
@@ -77,7 +82,7 @@ def aligned_config(config: dict[str, Any], record: dict[str, Any], original: typ
     return config | {
         "model_type": aligned_type(config["model_type"]),
         "architectures": [model_name(original)],
-        "auto_map": {**config.get("auto_map", {}), **auto_map_of(original, configuration)},
+        "auto_map": auto_map_of(config.get("auto_map"), original, configuration),
         RECORD: {**record, "original": before},
     }
 

@@ -79,12 +79,8 @@ def test_a_decoder_that_scales_its_inputs_gets_tokens_that_are_right_after_the_s
     plain, _, inputs = tiny_vlm("llava")
     base = plain.config
     text = base.text_config.to_dict() | {"model_type": "granite", "embedding_multiplier": 3.0}
-    config = LlavaConfig(
-        text_config=text,
-        vision_config=base.vision_config.to_dict(),
-        image_token_id=base.image_token_id,
-        image_seq_length=base.image_seq_length,
-    )
+    parts: dict[str, Any] = {"text_config": text, "vision_config": base.vision_config.to_dict()}
+    config = LlavaConfig(**parts | {"image_token_index": base.image_token_id, "image_seq_length": 4})
     model = AutoModelForImageTextToText.from_config(config).eval()
     assert merge_of(find_anatomy(model)).scale == pytest.approx(3.0, rel=1e-5)
     rows = model.get_input_embeddings().weight.detach().double().norm(dim=-1)
@@ -97,7 +93,7 @@ def test_features_added_to_a_long_placeholder_embedding_keep_half_of_the_squared
     model = tiny_vlm(ADDS)[0]
     embedding = find_anatomy(model).embedding.weight
     added = embedding[find_anatomy(model).image_token_id].norm().item()
-    with pytest.warns(UserWarning, match="adds visual tokens to the placeholder"):
+    with pytest.warns(UserWarning, match="adds visual tokens to something"):
         attach_aligner(model)
     record = getattr(model.config, RECORD)
     assert record["target"] ** 2 == pytest.approx(record["text_norm"] ** 2 / 2, rel=1e-3)
@@ -106,7 +102,7 @@ def test_features_added_to_a_long_placeholder_embedding_keep_half_of_the_squared
 
 def test_injected_features_are_left_as_they_are_and_it_is_said() -> None:
     model, _, inputs = tiny_vlm("qwen3_vl")
-    tower = find_anatomy(model).tower
+    tower: Any = find_anatomy(model).tower
     with torch.no_grad():
         before = model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]).deepstack_features
         with pytest.warns(UserWarning, match="once more after decoder layers 0"):
@@ -118,13 +114,13 @@ def test_injected_features_are_left_as_they_are_and_it_is_said() -> None:
 
 def test_a_visual_vocabulary_stays_one_under_global_scale_and_its_indicators_are_scaled_too() -> None:
     model, _, _ = tiny_vlm("ovis2")
-    table = find_anatomy(model).projector
+    table: Any = find_anatomy(model).projector
     generator = torch.Generator().manual_seed(0)
     mixture = torch.rand(1, 4, table.num_embeddings, generator=generator).softmax(-1)
     before = table(mixture).detach(), table(torch.arange(3)).detach()
     with pytest.warns(UserWarning, match="mixtures of a visual vocabulary"):
         attach_aligner(model, "global_scale")
-    aligner = table.get_submodule(NAME)
+    aligner: Any = table.get_submodule(NAME)
     aligner.calibrate(before[0])
     factor = getattr(model.config, RECORD)["target"] / before[0].norm(dim=-1).mean()
     torch.testing.assert_close(table(mixture), factor * before[0])
@@ -160,6 +156,12 @@ def test_settings_that_cannot_be_are_refused_and_leave_the_model_alone(settings:
     with pytest.raises(ValueError, match=words):
         attach_aligner(model, **settings)
     assert type(model) is kind and set(model.state_dict()) == names
+
+
+def test_a_wrapped_model_is_refused_since_what_was_compiled_would_not_see_the_aligner() -> None:
+    model = torch.nn.DataParallel(tiny_vlm("llava")[0])
+    with pytest.raises(ValueError, match="attach first, then compile"):
+        attach_aligner(model)
 
 
 def test_a_model_without_an_aligner_cannot_be_detached() -> None:

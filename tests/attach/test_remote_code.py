@@ -103,7 +103,7 @@ def test_the_code_of_a_model_that_brings_its_own_is_kept_and_built_upon(saved: S
     folder = tmp_path / "model"
     shutil.copytree(saved("llava"), folder)
     (folder / "modeling_custom.py").write_text(CUSTOM, encoding="utf-8")
-    auto = {"AutoConfig": "CustomConfig", "AutoModelForImageTextToText": "CustomForConditionalGeneration"}
+    auto = {"AutoConfig": "CustomConfig", "AutoModelForCausalLM": "CustomForConditionalGeneration"}
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "custom", "auto_map": {name: f"modeling_custom.{kind}" for name, kind in auto.items()}}
     write_json(folder / "config.json", config)
@@ -112,6 +112,8 @@ def test_the_code_of_a_model_that_brings_its_own_is_kept_and_built_upon(saved: S
     attach_checkpoint(folder, tmp_path / "attached", trust_remote_code=True)
     model = load_vlm(tmp_path / "attached", trust_remote_code=True)[0]
     assert type(model).__name__ == "AlignedCustomForConditionalGeneration" and model.custom
+    changed = json.loads((tmp_path / "attached" / "config.json").read_text())["auto_map"]
+    assert all(place.startswith("modeling_normalign.Aligned") for place in changed.values()), changed
     detach_checkpoint(tmp_path / "attached", tmp_path / "plain")
     names = [sorted(path.name for path in place.iterdir()) for place in (folder, tmp_path / "plain")]
     assert names[0] == names[1]

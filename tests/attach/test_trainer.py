@@ -75,9 +75,7 @@ def checkpointing(reentrant: bool | None) -> dict[str, Any]:
     return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
 
 
-@pytest.mark.parametrize(
-    ("family", "reentrant"), [("llava", None), ("llava", False), ("llava", True), ("qwen2_vl", None)]
-)
+@pytest.mark.parametrize(("family", "reentrant"), [("llava", None), ("llava", True), ("qwen2_vl", False)])
 def test_a_step_compensates_exactly_once_and_trains_the_gain_without_weight_decay(
     family: str, reentrant: bool | None, train: Train
 ) -> None:
@@ -91,7 +89,8 @@ def test_a_step_compensates_exactly_once_and_trains_the_gain_without_weight_deca
         assert math.isfinite(trainer.state.log_history[0]["loss"])
         record = getattr(model.config, RECORD)
         gain = model.get_parameter(f"{record['projector']}.{NAME}.weight")
-        decay = [g["weight_decay"] for g in trainer.optimizer.param_groups if any(p is gain for p in g["params"])]
+        optimizer: Any = trainer.optimizer
+        decay = [g["weight_decay"] for g in optimizer.param_groups if any(p is gain for p in g["params"])]
         assert decay == [0.0]
         assert not torch.equal(gain, torch.full_like(gain, record["target"] / math.sqrt(record["width"])))
     factor = math.sqrt(record["width"]) / record["target"]
@@ -151,7 +150,7 @@ class Seen(TrainerCallback):
 
 @pytest.mark.parametrize(
     ("family", "reentrant"),
-    [("llava", None), ("llava", False), ("llava", True), ("qwen2_vl", False), ("gemma3", None), ("molmo2", True)],
+    [("llava", None), ("llava", True), ("qwen2_vl", False), ("gemma3", None), ("molmo2", False)],
 )
 def test_norm_watch_logs_what_a_direct_computation_gives_also_when_layers_run_twice(
     family: str, reentrant: bool | None, train: Train
