@@ -6,7 +6,7 @@ Shape suffixes: B batch, L sequence length, D width of the language model.
 from normalign.anatomy.blocks import attention_of, mlp_of
 from normalign.anatomy.find import Anatomy, find_anatomy, visual_mask
 from normalign.anatomy.load import inputs_of, load_vlm
-from normalign.anatomy.search import UnknownStructureError
+from normalign.anatomy.modules import UnknownStructureError
 
 __all__ = [
     "Anatomy",

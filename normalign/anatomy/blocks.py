@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from normalign.anatomy.search import UnknownStructureError, unwrap
+from normalign.anatomy.modules import UnknownStructureError, unwrap
 from normalign.anatomy.source import definition
 
 _PASSING = (nn.Identity, nn.Dropout)

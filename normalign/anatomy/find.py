@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normalign.anatomy import search
+from normalign.anatomy.modules import UnknownStructureError, at, block_list, common, unwrap
+from normalign.anatomy.projector import find_projector
 from normalign.anatomy.scale import embedding_scale
-from normalign.anatomy.search import UnknownStructureError
+from normalign.anatomy.search import embedding_in, find_language, find_tower
 
 IMAGE_TOKEN_FIELDS = (
     "image_token_id",
@@ -71,34 +72,20 @@ def find_anatomy(
     Raises:
         UnknownStructureError: a part could not be found; the message says which option supplies it.
     """
-    model = search.unwrap(model)
+    model = unwrap(model)
     config: Any = getattr(model, "config", None)
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnknownStructureError(
-            f"{type(model).__name__} is an encoder-decoder: its visual tokens do not enter a decoder's residual stream"
-        )
-    if getattr(getattr(config, "text_config", None), "cross_attention_layers", None):
-        raise UnknownStructureError(
-            f"{type(model).__name__}: its decoder looks at images by cross-attention; its sequence has no visual tokens"
-        )
+    _refuse_other_kinds(config, type(model).__name__)
     if language is None:
-        language, embedding = search.find_language(model)
+        language, embedding = find_language(model)
     else:
-        embedding = search.embedding_in(search.at(model, language, "--language")[1])
-    if tower is None:
-        tower = search.find_tower(model, language)
-    language, decoder = search.at(model, language, "--language")
-    tower, vision = search.at(model, tower, "--tower")
-    core = search.common(tower, language)
-    width = embedding.embedding_dim
+        embedding = embedding_in(at(model, language, "--language")[1])
+    language, decoder = at(model, language, "--language")
+    tower, vision = at(model, find_tower(model, language) if tower is None else tower, "--tower")
+    core = common(tower, language)
     if projector is None:
-        projector = search.find_projector(model, core, tower, language, width)
-    projector, last = search.at(model, projector, "--projector")
-    layers, blocks = search.block_list(decoder, direct=True), search.block_list(vision)
-    if layers is None:
-        raise UnknownStructureError(f"--language {language}: the module has no list of decoder layers of its own")
-    if blocks is None:
-        raise UnknownStructureError(f"--tower {tower}: the module has no list of blocks")
+        projector = find_projector(model, core, tower, language, embedding.embedding_dim)
+    projector, last = at(model, projector, "--projector")
+    layers = _blocks(decoder, f"--language {language}", direct=True)
     image_token = _image_token(config, type(model).__name__) if image_token_id is None else image_token_id
     return Anatomy(
         model=model,
@@ -106,19 +93,37 @@ def find_anatomy(
         core=model.get_submodule(core),
         tower_path=tower,
         tower=vision,
-        tower_layers=tuple(map(search.unwrap, blocks)),
+        tower_layers=_blocks(vision, f"--tower {tower}"),
         projector_path=projector,
         projector=last,
         language_path=language,
         language=decoder,
-        layers=tuple(map(search.unwrap, layers)),
+        layers=layers,
         embedding=embedding,
-        embedding_scale=embedding_scale(decoder, embedding, search.unwrap(layers[0]), avoid=image_token),
-        width=width,
+        embedding_scale=embedding_scale(decoder, embedding, layers[0], avoid=image_token),
+        width=embedding.embedding_dim,
         image_token_id=image_token,
         injected_layers=_injected_layers(vision, config, len(layers)),
         visual_vocabulary=isinstance(last, nn.Embedding),
     )
+
+
+def _refuse_other_kinds(config: Any, name: str) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnknownStructureError(
+            f"{name} is an encoder-decoder: its visual tokens do not enter a decoder's residual stream"
+        )
+    if getattr(getattr(config, "text_config", None), "cross_attention_layers", None):
+        raise UnknownStructureError(
+            f"{name}: its decoder looks at images by cross-attention; its sequence has no visual tokens"
+        )
+
+
+def _blocks(module: nn.Module, option: str, *, direct: bool = False) -> tuple[nn.Module, ...]:
+    found = block_list(module, direct=direct)
+    if found is None:
+        raise UnknownStructureError(f"{option}: {type(module).__name__} has no list of transformer blocks")
+    return tuple(map(unwrap, found))
 
 
 def visual_mask(anatomy: Anatomy, input_ids_BL: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normalign.anatomy.search import block_list, final_norm
+from normalign.anatomy.modules import block_list, final_norm
 from normalign.norms.statistics import summarise_norms, vision_sinks
 
 

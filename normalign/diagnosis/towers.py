@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoImageProcessor, AutoModel
 
 from normalign.anatomy.load import first_line, is_vlm, load_weights, model_class, read_config
-from normalign.anatomy.search import block_list, common, find_language, find_tower
+from normalign.anatomy.modules import block_list, common
+from normalign.anatomy.search import find_language, find_tower
 
 PATCH, CLS, REGISTER, PADDING = range(4)
 UNKNOWN = -1  # row and column of a token whose place is not known
@@ -58,23 +59,33 @@ def load_tower(folder: Path, *, trust_remote_code: bool = False) -> Tower:
     images = _image_processor(folder, config.model_type, trust_remote_code=trust_remote_code)
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{folder}: the weights are quantised, and norms are measured in float32; give the original")
-    if not is_vlm(config):
-        model = load_weights(AutoModel, folder, config, dtype=torch.float32, trust_remote_code=trust_remote_code)
-        tower = model.get_submodule(find_tower(model, None)).eval()
-        return Tower(folder.resolve().name, str(config.model_type), tower, images, tower)
-    kind = model_class(config, folder, trust_remote_code=trust_remote_code)
-    model = load_weights(kind, folder, config, dtype="auto", trust_remote_code=trust_remote_code)
-    language, _ = find_language(model)
+    kind = _class(config, folder, trust_remote_code=trust_remote_code)
+    whole = kind is not AutoModel
+    dtype = "auto" if whole else torch.float32  # of a whole model only the vision part is made float32
+    model = load_weights(kind, folder, config, dtype=dtype, trust_remote_code=trust_remote_code)
+    language = find_language(model)[0] if whole else None
     path = find_tower(model, language)
-    core = model.get_submodule(common(path, language))
-    _empty(model.get_submodule(language))
-    return Tower(
-        folder.resolve().name,
-        str(config.model_type),
-        model.get_submodule(path),
-        images,
-        core.float().eval().get_image_features,
-    )
+    tower = model.get_submodule(path)
+    run: Any = tower
+    if language is not None:
+        core = model.get_submodule(common(path, language))
+        _empty(model.get_submodule(language))
+        run = getattr(core.float().eval(), "get_image_features", tower)
+    return Tower(folder.resolve().name, str(config.model_type), tower.float().eval(), images, run)
+
+
+def _class(config: Any, folder: Path, *, trust_remote_code: bool) -> Any:
+    """The auto class of a vision-language model, or the one of anything else."""
+    if is_vlm(config) or "AutoModel" not in (getattr(config, "auto_map", None) or {"AutoModel": ""}):
+        return model_class(config, folder, trust_remote_code=trust_remote_code)
+    return AutoModel
+
+
+def _empty(language: nn.Module) -> None:
+    """Drop the decoder layers, which image features do not need: most of the memory."""
+    layers = block_list(language, direct=True)
+    assert layers is not None
+    del layers[:]
 
 
 def _image_processor(folder: Path, model_type: str, *, trust_remote_code: bool) -> Any:
@@ -87,13 +98,6 @@ def _image_processor(folder: Path, model_type: str, *, trust_remote_code: bool) 
         return AutoImageProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: its image processor cannot be loaded: {first_line(error)}") from error
-
-
-def _empty(language: nn.Module) -> None:
-    """Drop the decoder layers, which image features do not need: most of the memory."""
-    layers = block_list(language, direct=True)
-    assert layers is not None
-    del layers[:]
 
 
 def _narrowed(image: Image.Image, images: Any) -> Image.Image:

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, LlamaConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from normalign.anatomy import Anatomy, UnknownStructureError, attention_of, find_anatomy, mlp_of, visual_mask
 
@@ -241,3 +249,70 @@ def test_a_decoder_that_looks_at_images_by_cross_attention_is_told_apart() -> No
     model.config.text_config.cross_attention_layers = [1]
     with pytest.raises(UnknownStructureError, match="cross-attention"):
         find_anatomy(model)
+
+
+class FlatConfig(PreTrainedConfig):
+    model_type = "flat_vlm"
+    media_placeholder_token_id: int = 7
+    vision_config: Any = None
+    text_config: Any = None
+
+
+class Flat(PreTrainedModel):
+    """Laid out as Kimi-VL's own code is: a causal language model inside, no core, features made within forward."""
+
+    config_class = FlatConfig
+
+    def __init__(self, config: FlatConfig) -> None:
+        super().__init__(config)
+        self.vision_tower = AutoModel.from_config(config.vision_config)
+        self.multi_modal_projector = nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 24), nn.GELU(), nn.Linear(24, WIDTH))
+        self.language_model = AutoModelForCausalLM.from_config(config.text_config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.language_model.get_input_embeddings()
+
+    def image_rows(self, pixel_values: Tensor) -> Tensor:
+        return self.multi_modal_projector(self.vision_tower(pixel_values).last_hidden_state)
+
+    def forward(self, input_ids: Tensor, pixel_values: Tensor) -> Any:
+        embeds = self.get_input_embeddings()(input_ids)
+        mask = (input_ids == self.config.media_placeholder_token_id).unsqueeze(-1)
+        embeds = embeds.masked_scatter(mask, self.image_rows(pixel_values))
+        return self.language_model(inputs_embeds=embeds)
+
+
+def test_a_model_without_a_core_of_its_own_is_found_as_well() -> None:
+    config, kinds = FlatConfig(), dict[str, Any](CONFIG_MAPPING)
+    config.vision_config = kinds["siglip_vision_model"](**VISION, vision_use_head=False)
+    config.text_config = kinds["llama"](**TEXT, vocab_size=300)
+    with torch.random.fork_rng(devices=[]):
+        model = Flat(config).eval()
+    found = find_anatomy(model)
+    assert found.core is model and found.language_path == "language_model.model"
+    assert found.tower_path == "vision_tower" and found.projector_path == "multi_modal_projector"
+    assert found.image_token_id == 7
+    inputs = {"input_ids": torch.tensor([[1, 7, 7, 7, 7, 5]]), "pixel_values": torch.randn(1, 3, 28, 28)}
+    watch = Watch(model, inputs, [found.projector], [found.layers[0]])
+    merged = watch.given[found.layers[0]][visual_mask(found, inputs["input_ids"])]
+    torch.testing.assert_close(merged, watch.made[found.projector][0])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [({"model_type": "granite", "embedding_multiplier": 12.0}, 12.0), ({}, 1.0)]
+)
+def test_the_embedding_scale_is_measured_whatever_the_decoder_calls_it(text: dict[str, Any], expected: float) -> None:
+    config: Any = tiny_vlm("llava")[0].config
+    config.text_config = CONFIG_MAPPING[text.get("model_type", "llama")](**{**TEXT, "vocab_size": 300, **text})
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForImageTextToText.from_config(config)
+    assert find_anatomy(model).embedding_scale == pytest.approx(expected, rel=1e-6)
+
+
+def test_looking_leaves_no_hook_and_no_changed_weight_behind() -> None:
+    model = tiny_vlm("gemma3")[0]
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    find_anatomy(model)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
