@@ -15,7 +15,11 @@ _VISION_CONFIG = typer.Option(None, help="config.json of the vision tower.")
 _MODELS = typer.Argument(metavar="MODEL...", help="Folders of vision-language models, or hub names.")
 _IMAGES = typer.Option(help="Folder of images.")
 _PROMPTS = typer.Option(None, help="Text file, one prompt a line; default: two that suit any image.")
-_OUT = typer.Option(None, help="Folder for the page and result.json.")
+_PAGE = typer.Option(None, help="Folder for the page and result.json.")
+_MODEL = typer.Argument(help="Folder of a vision-language model: config.json, safetensors, processor.")
+_ATTACHED = typer.Argument(help="Folder that `normalign attach` wrote, or what was trained from it.")
+_OUT = typer.Argument(help="New folder for what is written.")
+_CALIBRATION = typer.Option(None, "--images", help="Folder of pictures that global_scale's factor is measured on.")
 _LANGUAGE_CONFIG = typer.Option(None, help="config.json of the language model.")
 
 _MODELS = typer.Argument(
@@ -124,7 +128,7 @@ def probe(
     images: Path = _IMAGES,
     prompts: Path | None = _PROMPTS,
     base: str | None = typer.Option(None, help="The language model that MODEL was made from, as `text-norm` takes it."),
-    out: Path | None = _OUT,
+    out: Path | None = _PAGE,
     projector: str | None = typer.Option(None, help="Module path of the projector, where it is not found."),
     tower: str | None = typer.Option(None, help="Module path of the vision tower, where it is not found."),
     language: str | None = typer.Option(None, help="Module path of the language model, where it is not found."),
@@ -157,6 +161,57 @@ def encoder_norm(
         complete = encoder_norm(encoders, images, as_json=as_json, trust_remote_code=trust_remote_code)
     if not complete:
         raise typer.Exit(1)
+
+
+@app.command()
+def attach(
+    model: Path = _MODEL,
+    out: Path = _OUT,
+    aligner: str = typer.Option("layernorm", help="layernorm, global_scale or token_rms."),
+    gwc: bool = typer.Option(False, "--gwc", help="Compensate the gradient for a small gain (layernorm)."),
+    multiple: float = typer.Option(1.0, help="Target norm over T, the text embeddings' mean norm."),
+    images: Path | None = _CALIBRATION,
+    trust_remote_code: bool = typer.Option(False, "--trust-remote-code", help="Run code that MODEL brings along."),
+    projector: str | None = typer.Option(None, help="Dotted path of the projector, where it is not found."),
+    tower: str | None = typer.Option(None, help="Dotted path of the vision tower, where it is not found."),
+    language: str | None = typer.Option(None, help="Dotted path of the text decoder, where it is not found."),
+    image_token_id: int | None = typer.Option(None, help="Id of the image placeholder, where it is not found."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of text."),
+) -> None:
+    """Put an aligner behind a model's projector. Needs 4 bytes of memory a parameter; train the result."""
+    from normalign.commands.attach import attach
+
+    with _told():
+        attach(
+            model,
+            out,
+            aligner=aligner,
+            gwc=gwc,
+            multiple=multiple,
+            images=images,
+            trust_remote_code=trust_remote_code,
+            projector=projector,
+            tower=tower,
+            language=language,
+            image_token_id=image_token_id,
+            as_json=as_json,
+        )
+
+
+@app.command()
+def detach(
+    attached: Path = _ATTACHED,
+    out: Path = _OUT,
+    restore_projector: bool = typer.Option(
+        False, "--restore-projector", help="The projector from before attach, in the place of the trained one."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of text."),
+) -> None:
+    """Take an attached aligner out again: the original bit by bit, or, once trained, what was trained."""
+    from normalign.commands.attach import detach
+
+    with _told():
+        detach(attached, out, restore_projector=restore_projector, as_json=as_json)
 
 
 if __name__ == "__main__":

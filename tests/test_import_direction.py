@@ -19,7 +19,7 @@ LAYERS = (
     ("normalign.settings",),
     tuple(
         f"normalign.{name}"
-        for name in ("metrics", "headline", "diagnosis", "data", "weights", "report", "registry", "plan")
+        for name in ("metrics", "headline", "diagnosis", "data", "weights", "report", "registry", "plan", "attach")
     ),
     ("normalign.commands", "normalign.cli", "normalign.__main__"),
     ("components",),

@@ -1,0 +1,105 @@
+"""`normalign detach` on folders: the checkpoint without its aligner, a plain one of its family."""
+
+from pathlib import Path
+from typing import Any
+
+from normalign.attach.aligned import NAME, RECORD
+from normalign.attach.checkpoint import ORIGINAL
+from normalign.attach.remote_code import MODELING, plain_config
+from normalign.attach.weights import (
+    copy_other_files,
+    read_config,
+    refuse_full,
+    rewrite,
+    stored_as,
+    times,
+    weight_files,
+    write_config,
+)
+from normalign.embeddings.ranges import LocalFile, read_bytes
+from normalign.embeddings.safetensors_header import StoredTensor, read_header
+from normalign.files import atomic_directory
+from normalign.weights.safetensors_file import read_headers
+
+
+def detach_checkpoint(folder: Path, out: Path, *, restore_projector: bool = False) -> dict[str, Any]:
+    """Write to ``out`` the checkpoint in ``folder`` without its aligner; returns what was done.
+
+    As long as nothing was trained, that is the checkpoint from before `normalign attach`, every tensor bit by bit. Of a
+    trained one every weight stays as trained (a folded factor is divided out of the projector): visual tokens then
+    enter at the norm that the trained projector gives them, which the trained language model has not seen, so it is
+    a start for further training and no finished model.
+
+    Args:
+        restore_projector: put the projector from before `normalign attach` in the place of a trained one.
+
+    Raises:
+        ValueError: nothing is attached, or the original projector is asked for and not in the folder.
+    """
+    config = read_config(folder)
+    refuse_full(out)
+    if RECORD not in config:
+        raise ValueError(
+            f"{folder} has no attached aligner (config.json has no {RECORD!r}); there is nothing to detach"
+        )
+    record = config[RECORD]
+    stored = read_headers(folder)
+    original = read_header(LocalFile(folder / ORIGINAL)) if (folder / ORIGINAL).exists() else {}
+    if restore_projector and not original:
+        raise ValueError(
+            f"{folder / ORIGINAL} is missing, which training does not carry along; copy it from the folder that "
+            "`normalign attach` wrote"
+        )
+    trained = projector_trained(record, stored, original)
+    dropped = [name for name in stored if NAME in name.split(".")]
+    with atomic_directory(out) as temporary:
+        changed: dict[str, StoredTensor] = {}
+        scratch = temporary / "changed.safetensors"
+        if restore_projector or trained is False:
+            changed = original
+        elif "scale" in record:
+            changed = stored_as(times({name: stored[name] for name in record["scaled"]}, 1 / record["scale"]), scratch)
+        rewrite(folder, temporary, changed=changed, dropped=dropped)
+        scratch.unlink(missing_ok=True)
+        copy_other_files(folder, temporary, without={"config.json"} | weight_files(folder) | _code(folder))
+        write_config(temporary, plain_config(config))
+    return {
+        "aligner": record["settings"]["aligner"],
+        "removed": dropped,
+        "trained": trained,
+        "projector": _verdict(trained, restored=restore_projector),
+    }
+
+
+def projector_trained(
+    record: dict[str, Any], stored: dict[str, StoredTensor], original: dict[str, StoredTensor]
+) -> bool | None:
+    """Whether the projector differs from what `normalign attach` wrote; None where its original is not at hand."""
+    if not original:
+        return None
+    scaled = {name: original[name] for name in record.get("scaled", ()) if name in original}
+    expected = times(scaled, record.get("scale", 1.0))
+    current = times({name: stored[name] for name in scaled if name in stored}, 1.0)
+    if any(name not in stored for name in original):
+        return True
+    if any(not expected[name].equal(current[name]) for name in scaled):
+        return True
+    return any(_bytes(original[name]) != _bytes(stored[name]) for name in original if name not in scaled)
+
+
+def _bytes(tensor: StoredTensor) -> bytes:
+    return read_bytes(tensor.source, tensor.start, tensor.size)
+
+
+def _code(folder: Path) -> set[str]:
+    return {f"{MODELING}.py"} | {path.name for path in folder.glob("normalign_*.py")}
+
+
+def _verdict(trained: bool | None, *, restored: bool) -> str:
+    if trained is False:
+        return "as before attach, bit by bit"
+    if restored:
+        return "the one from before attach, in the place of the trained one"
+    if trained:
+        return "as trained, without the aligner"
+    return f"as it is in the folder, without the aligner (no {ORIGINAL} there to compare it with)"
