@@ -67,11 +67,7 @@ def attach_checkpoint(
     change = prepare(anatomy, processor, config, attachment, images)
     family = anatomy.family
     del model, anatomy  # the written checkpoint is loaded next
-    missing = sorted(set(change.projector) - set(stored))
-    if missing:
-        raise ValueError(f"{folder}: the projector's tensors {', '.join(missing)} are not in its safetensors")
-    scaled = change.fold.names if change.fold else []
-    tolerance = max((STATED.get(stored[name].dtype, EXACT) for name in scaled), default=EXACT)
+    tolerance = _tolerance(folder, stored, change)
     with atomic_directory(out) as temporary:
         _write(folder, temporary, stored, change)
         error = _difference(temporary, change, trust_remote_code=trust_remote_code)
@@ -81,6 +77,14 @@ def attach_checkpoint(
                 "nothing was written"
             )
     return {"family": family, **_summary(attachment, change), "logits": {"difference": error, "tolerance": tolerance}}
+
+
+def _tolerance(folder: Path, stored: dict[str, StoredTensor], change: Change) -> float:
+    missing = sorted(set(change.projector) - set(stored))
+    if missing:
+        raise ValueError(f"{folder}: the projector's tensors {', '.join(missing)} are not in its safetensors")
+    scaled = change.fold.names if change.fold else []
+    return max((STATED.get(stored[name].dtype, EXACT) for name in scaled), default=EXACT)
 
 
 def _write(folder: Path, target: Path, stored: dict[str, StoredTensor], change: Change) -> None:
