@@ -26,7 +26,7 @@ LAYERS = (
     ("flows",),
 )
 PIPELINE = ("dvc", "prefect", "mlflow", "great_expectations", "lmms_eval")
-CORE = ("norms", "vlm", "training")
+CORE = ("norms", "vlm", "training", "attach")
 SOURCES = sorted(path for top in ("normalign", "components", "flows") for path in (ROOT / top).rglob("*.py"))
 
 

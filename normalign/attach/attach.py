@@ -95,6 +95,8 @@ def plan_attachment(
     if not (math.isfinite(multiple) and multiple > 0):
         raise ValueError(f"multiple is {multiple}; give a number above 0")
     refuse_attached(anatomy)
+    if any(parameter.is_meta for parameter in (anatomy.embedding.weight, *anatomy.projector.parameters())):
+        raise ValueError("the text embedding or the projector is offloaded; load the model without a device_map")
     T = text_norm_as_used(anatomy) if text_norm is None else text_norm
     if not (math.isfinite(T) and T > 0):
         raise ValueError(f"text_norm is {T}; give a number above 0")
@@ -115,8 +117,6 @@ def plan_attachment(
 def put(anatomy: Anatomy, attachment: Attachment) -> None:
     """Insert what was planned into the live model."""
     place = next(anatomy.projector.parameters()).device
-    if place.type == "meta":
-        raise ValueError("the projector is offloaded; load the model without a device_map")
     insert(anatomy.model, attachment.record).to(place).train(anatomy.projector.training)
     become_aligned(anatomy.model, attachment.record)
 

@@ -67,11 +67,7 @@ def attach_checkpoint(
     change = prepare(anatomy, processor, config, attachment, images)
     family = anatomy.family
     del model, anatomy  # the written checkpoint is loaded next
-    missing = sorted(set(change.projector) - set(stored))
-    if missing:
-        raise ValueError(f"{folder}: the projector's tensors {', '.join(missing)} are not in its safetensors")
-    scaled = change.fold.names if change.fold else []
-    tolerance = max((STATED.get(stored[name].dtype, EXACT) for name in scaled), default=EXACT)
+    tolerance = _tolerance(folder, stored, change)
     with atomic_directory(out) as temporary:
         _write(folder, temporary, stored, change)
         error = _difference(temporary, change, trust_remote_code=trust_remote_code)
@@ -81,6 +77,14 @@ def attach_checkpoint(
                 "nothing was written"
             )
     return {"family": family, **_summary(attachment, change), "logits": {"difference": error, "tolerance": tolerance}}
+
+
+def _tolerance(folder: Path, stored: dict[str, StoredTensor], change: Change) -> float:
+    missing = sorted(set(change.projector) - set(stored))
+    if missing:
+        raise ValueError(f"{folder}: the projector's tensors {', '.join(missing)} are not in its safetensors")
+    scaled = change.fold.names if change.fold else []
+    return max((STATED.get(stored[name].dtype, EXACT) for name in scaled), default=EXACT)
 
 
 def _write(folder: Path, target: Path, stored: dict[str, StoredTensor], change: Change) -> None:
@@ -100,7 +104,7 @@ def _write(folder: Path, target: Path, stored: dict[str, StoredTensor], change: 
 def _difference(folder: Path, change: Change, *, trust_remote_code: bool) -> float:
     """Largest difference of the written checkpoint's logits from the attached model's, over the largest of those."""
     model, processor = load_vlm(folder, trust_remote_code=trust_remote_code or bool(change.code))
-    if change.code:  # transformers keeps a copy of the code under the temporary folder's name
+    if type(model).__module__.startswith("transformers_modules."):  # a copy of the code, under the temporary name
         shutil.rmtree(Path(inspect.getfile(type(model))).parents[1])
     found_BLV = logits(model, processor, exactly=change.fold is not None)
     return ((found_BLV - change.logits_BLV).abs().max() / change.logits_BLV.abs().max()).item()

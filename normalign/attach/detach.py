@@ -1,5 +1,6 @@
 """`normalign detach` on folders: the checkpoint without its aligner, a plain one of its family."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -45,30 +46,48 @@ def detach_checkpoint(folder: Path, out: Path, *, restore_projector: bool = Fals
     record = config[RECORD]
     stored = read_headers(folder)
     original = read_header(LocalFile(folder / ORIGINAL)) if (folder / ORIGINAL).exists() else {}
-    if restore_projector and not original:
-        raise ValueError(
-            f"{folder / ORIGINAL} is missing, which training does not carry along; copy it from the folder that "
-            "`normalign attach` wrote"
-        )
-    trained = projector_trained(record, stored, original)
-    dropped = [name for name in stored if NAME in name.split(".")]
+    if restore_projector:
+        _refuse_others(folder, stored, original)
+    trained, folded = projector_trained(record, stored, original), "scale" in record
+    inserted = {name: tensor for name, tensor in stored.items() if NAME in name.split(".")}
     with atomic_directory(out) as temporary:
         changed: dict[str, StoredTensor] = {}
         scratch = temporary / "changed.safetensors"
-        if restore_projector or trained is False:
+        if restore_projector or (folded and trained is False):
             changed = original
-        elif "scale" in record:
+        elif folded:
             changed = stored_as(times({name: stored[name] for name in record["scaled"]}, 1 / record["scale"]), scratch)
-        rewrite(folder, temporary, changed=changed, dropped=dropped)
+        rewrite(folder, temporary, changed=changed, dropped=inserted)
         scratch.unlink(missing_ok=True)
         copy_other_files(folder, temporary, without={"config.json"} | weight_files(folder) | _code(folder))
         write_config(temporary, plain_config(config))
     return {
         "aligner": record["settings"]["aligner"],
-        "removed": dropped,
-        "trained": trained,
+        "removed": sorted(inserted),
+        "trained": True if _gain_trained(record, inserted) else trained,
         "projector": _verdict(trained, restored=restore_projector),
     }
+
+
+def _refuse_others(folder: Path, stored: dict[str, StoredTensor], original: dict[str, StoredTensor]) -> None:
+    if not original:
+        raise ValueError(
+            f"{folder / ORIGINAL} is missing, which training does not carry along; copy it from the folder that "
+            "`normalign attach` wrote"
+        )
+    missing = original.keys() - stored.keys()
+    if missing:
+        raise ValueError(
+            f"{folder / ORIGINAL} has tensors that the weights do not have, such as {min(missing)}; it belongs to "
+            "another checkpoint"
+        )
+
+
+def _gain_trained(record: dict[str, Any], inserted: dict[str, StoredTensor]) -> bool:
+    """Whether what an aligner learns (or, global_scale, has measured) is no longer what it was started at."""
+    initial = {"weight": record["target"] / math.sqrt(record["width"]), "bias": 0.0, "running_norm": 0.0}
+    current = times(inserted, 1.0)
+    return any(not tensor.eq(initial[name.split(".")[-1]]).all() for name, tensor in current.items())
 
 
 def projector_trained(

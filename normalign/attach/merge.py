@@ -46,8 +46,6 @@ def first_layer_input(anatomy: Anatomy, run: Callable[[], Any]) -> Tensor:
 def text_norm_as_used(anatomy: Anatomy) -> float:
     """T: mean L2 norm of the text embedding's non-zero rows, times what forward multiplies them by (UB §5.1)."""
     weight_VD = anatomy.embedding.weight
-    if weight_VD.is_meta:
-        raise ValueError("the text embedding is offloaded; load the model without a device_map, or give text_norm")
     norms_V = torch.cat(
         [
             whole(

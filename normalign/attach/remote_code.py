@@ -129,7 +129,7 @@ def _modeling(original: type, configuration: type, bases: list[str]) -> str:
     imports = "\n".join(sorted([*bases, f"from .{_flat(aligned.__name__)} import Aligned, register"]))
     return f'''"""{original.__name__} with an aligner behind its projector; config.json says which.
 
-Written by `normalign attach`; `normalign detach` takes the aligner out again.
+Written by `normalign attach`; `normalign detach` takes the aligner out again. Needs transformers from 5.24 on.
 """
 
 {imports}

@@ -32,10 +32,11 @@ class NormWatch(TrainerCallback):
     Args:
         gap: also measure the gap, which costs a cosine per layer and step.
         text_norm: T, where the model's own is not wanted.
+        parts: what :func:`normalign.anatomy.find_anatomy` cannot find by itself.
     """
 
-    def __init__(self, gap: bool = False, text_norm: float | None = None) -> None:
-        self.gap, self.text_norm = gap, text_norm
+    def __init__(self, gap: bool = False, text_norm: float | None = None, **parts: Any) -> None:
+        self.gap, self.text_norm, self.parts = gap, text_norm, parts
         self.T = 0.0
         self._anatomy: Anatomy | None = None
         self._handles: list[RemovableHandle] = []
@@ -48,7 +49,7 @@ class NormWatch(TrainerCallback):
     ) -> None:
         """Find the model's parts and hook them."""
         self._remove()
-        self._anatomy = find_anatomy(model)
+        self._anatomy = find_anatomy(model, **self.parts)
         self.T = text_norm_as_used(self._anatomy) if self.text_norm is None else self.text_norm
         anatomy = self._anatomy
         self._handles.append(anatomy.core.register_forward_pre_hook(self._start, with_kwargs=True))

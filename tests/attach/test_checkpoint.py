@@ -28,7 +28,9 @@ from tests.anatomy.tiny import FAMILIES, picture
 from tests.attach.test_live import at_merge, attached
 
 Saved = Callable[..., Path]
-FOLDERS = [family for family in FAMILIES if family not in ("normalign_llava", "smolvlm")]  # these have a processor here
+ALIKE = ("llava_onevision", "qwen2_5_vl", "glm46v")  # stored like others here; attached live elsewhere
+NOT_HERE = ("normalign_llava", "smolvlm", *ALIKE)  # one has an aligner, one no processor that can be built offline
+FOLDERS = [family for family in FAMILIES if family not in NOT_HERE]
 
 # One of each kind of projector: two Linears, mergers within the tower, a bare matrix, a visual table, a structure.
 FOLDED = ["llava", "qwen2_vl", "qwen3_vl", "idefics3", "gemma3", "paligemma", "glm4v", "kimi_k25", "ovis2", "molmo2"]
@@ -159,6 +161,17 @@ def test_of_a_trained_checkpoint_the_trained_weights_stay_and_the_original_proje
             torch.testing.assert_close(tensor, before[name] * 1.01, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gain_that_was_trained_alone_is_noticed(dtype: str, saved: Saved, tmp_path: Path) -> None:
+    attach_checkpoint(saved("llava"), tmp_path / "attached")
+    file = next(f for f in checkpoint_files(tmp_path / "attached") if "aligner" in f.name)
+    tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+    assert detach_checkpoint(tmp_path / "attached", tmp_path / "one")["trained"] is False
+    save_file({name: tensor * 1.1 for name, tensor in tensors.items()}, file, {"format": "pt"})
+    assert detach_checkpoint(tmp_path / "attached", tmp_path / "two")["trained"] is True
+
+
 def test_what_trainer_saves_can_be_detached_and_the_missing_original_is_named(saved: Saved, tmp_path: Path) -> None:
     folder = saved("qwen2_vl")
     attach_checkpoint(folder, tmp_path / "attached")
@@ -173,6 +186,11 @@ def test_what_trainer_saves_can_be_detached_and_the_missing_original_is_named(sa
     assert type(plain).__name__ == "Qwen2VLForConditionalGeneration"
     shutil.copy(tmp_path / "attached" / ORIGINAL, tmp_path / "again")
     assert detach_checkpoint(tmp_path / "again", tmp_path / "restored", restore_projector=True)["trained"] is False
+    attach_checkpoint(saved("llava"), tmp_path / "another")
+    shutil.copy(tmp_path / "another" / ORIGINAL, tmp_path / "again")
+    with pytest.raises(ValueError, match="belongs to another checkpoint"):
+        detach_checkpoint(tmp_path / "again", tmp_path / "mixed", restore_projector=True)
+    assert not (tmp_path / "mixed").exists()
 
 
 def test_a_live_attached_model_saves_a_checkpoint_like_the_commands(saved: Saved, tmp_path: Path) -> None:

@@ -158,6 +158,13 @@ def test_settings_that_cannot_be_are_refused_and_leave_the_model_alone(settings:
     assert type(model) is kind and set(model.state_dict()) == names
 
 
+def test_an_offloaded_projector_is_refused_in_words() -> None:
+    model = tiny_vlm("llava")[0]
+    model.model.multi_modal_projector.to("meta")
+    with pytest.raises(ValueError, match="offloaded; load the model without a device_map"):
+        attach_aligner(model)
+
+
 def test_a_wrapped_model_is_refused_since_what_was_compiled_would_not_see_the_aligner() -> None:
     model = torch.nn.DataParallel(tiny_vlm("llava")[0])
     with pytest.raises(ValueError, match="attach first, then compile"):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,7 +100,9 @@ def test_the_code_in_a_checkpoint_names_no_module_of_this_package(saved: Saved, 
         assert "from normalign" not in text and "import normalign" not in text
 
 
-def test_the_code_of_a_model_that_brings_its_own_is_kept_and_built_upon(saved: Saved, tmp_path: Path) -> None:
+def test_the_code_of_a_model_that_brings_its_own_is_kept_and_built_upon(
+    saved: Saved, pictures: Path, tmp_path: Path, modules_cache: Path
+) -> None:
     folder = tmp_path / "model"
     shutil.copytree(saved("llava"), folder)
     (folder / "modeling_custom.py").write_text(CUSTOM, encoding="utf-8")
@@ -112,6 +115,9 @@ def test_the_code_of_a_model_that_brings_its_own_is_kept_and_built_upon(saved: S
     attach_checkpoint(folder, tmp_path / "attached", trust_remote_code=True)
     model = load_vlm(tmp_path / "attached", trust_remote_code=True)[0]
     assert type(model).__name__ == "AlignedCustomForConditionalGeneration" and model.custom
+    scaling: dict[str, Any] = {"aligner": "global_scale", "images": pictures, "trust_remote_code": True}
+    assert attach_checkpoint(folder, tmp_path / "folded", **scaling)["loads_with"] == "what loads the original"
+    assert not list(modules_cache.rglob("*part*"))
     changed = json.loads((tmp_path / "attached" / "config.json").read_text())["auto_map"]
     assert all(place.startswith("modeling_normalign.Aligned") for place in changed.values()), changed
     detach_checkpoint(tmp_path / "attached", tmp_path / "plain")
