@@ -11,8 +11,8 @@ def verdict_words(result: dict[str, Any], verdict: dict[str, Any]) -> list[str]:
     words = [
         f"Visual tokens enter the language model at {verdict['k']:.3g} × T (T = {result['T_as_used']:.3g}, the mean "
         f"norm of its text embeddings); against the text in the same prompts, k = {verdict['k_in_context']:.3g}. "
-        f"Samples measured: {counts['samples']}, with {counts['visual_tokens']} visual and {counts['text_tokens']} text "
-        "tokens.",
+        f"Samples measured: {counts['samples']}, with {counts['visual_tokens']} visual and "
+        f"{counts['text_tokens']} text tokens.",
         f"Over the first {first['count']} layers visual tokens turn by {first['visual_angle']:.3g}° a layer, text "
         f"tokens by {first['text_angle']:.3g}°; their cosines differ by {verdict['gap_first8']:.3g} on average (sync "
         f"gap). Severity: {verdict['severity']}.",
