@@ -14,6 +14,8 @@ are timed apart. Peak memory is that of one pass, each in a process of its own, 
 """
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import subprocess
@@ -141,13 +143,14 @@ def memory_part(length: int, way: str) -> int:
     import torch
 
     torch.set_num_threads(1)
+    run = ways(length)[way]
     with torch.no_grad():
-        small, compared = ways(16), ways(length)
-        small[way]()  # libraries take what they take once
-        del small
+        run()  # libraries take what they take once
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # else what was freed hides a part of the next peak
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak so far
         before = _status("VmRSS")
-        compared[way]()
+        run()
         return _status("VmHWM") - before
 
 

@@ -18,10 +18,17 @@ def text_to_image(weights_HLL: Tensor, visual_L: Tensor, queries_L: Tensor) -> t
         visual_L: which positions are visual tokens.
         queries_L: which text positions to average over; they must come after the image, or they cannot look at it.
     """
-    weights_HQP = weights_HLL[:, queries_L][:, :, visual_L].double()
-    total = weights_HQP.sum(-1)
-    share = weights_HQP / total.clamp_min(1e-30).unsqueeze(-1)
-    return total.mean().item(), -(share * share.clamp_min(1e-30).log()).sum(-1).mean().item()
+    weights_HQP = weights_HLL[:, _run(queries_L)][:, :, _run(visual_L)]
+    total_HQ = weights_HQP.sum(-1).double()
+    # With s = w/t: -Σ s log s = (-Σ w log w)/t + log t, so the shares need not be formed.
+    entropy_HQ = torch.special.entr(weights_HQP).sum(-1).double() / total_HQ + total_HQ.log()
+    return total_HQ.mean().item(), torch.where(total_HQ > 0, entropy_HQ, 0.0).mean().item()
+
+
+def _run(mask_L: Tensor) -> slice | Tensor:
+    """A mask as a slice where its positions follow one another, so that indexing copies nothing; else as it is."""
+    at = mask_L.nonzero().squeeze(1).tolist()
+    return slice(at[0], at[-1] + 1) if at[-1] - at[0] == len(at) - 1 else mask_L
 
 
 class AttentionStatistics:
