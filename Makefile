@@ -26,7 +26,7 @@ lint: $(STAMP)
 	@echo "lint: ruff format"
 	@$(RUN) -m ruff format --check .
 	@echo "lint: mypy"
-	@$(RUN) -m mypy normalign components flows tests
+	@$(RUN) -m mypy normalign components flows tests benchmarks
 
 $(STAMP): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null && $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
