@@ -31,8 +31,6 @@ def test_a_checkpoint_is_loaded_in_float32_and_gives_the_logits_of_its_stored_we
 
 def test_every_family_loads_from_its_folder_and_asks_as_before(family: str, vlm: Tiny, tmp_path: Path) -> None:
     model, processor, inputs = vlm
-    if processor is None:
-        pytest.skip("its processor cannot be built here")
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     loaded, loaded_processor = load_vlm(tmp_path)

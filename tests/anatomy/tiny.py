@@ -66,8 +66,7 @@ def tiny_vlm(family: str) -> Tiny:
             if parameter.dim() > 1 and parameter.std() < 0.1:
                 torch.nn.init.normal_(parameter, std=0.2)
     inputs = inputs_of(processor, picture(), PROMPT)
-    # SmolVLM's own processor needs a package for videos; its inputs are those of Idefics 3.
-    return model.eval(), None if family == "smolvlm" else processor, inputs
+    return model.eval(), processor, inputs
 
 
 def tokenizer_with(*others: str, **special: str) -> PreTrainedTokenizerFast:
@@ -216,8 +215,15 @@ def _idefics3(family: str) -> tuple[Any, Any]:
     )
     sizes: dict[str, Any] = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
     template = TEMPLATE.format(image="<image>")
-    images = transformers.Idefics3ImageProcessor(**sizes)
-    processor = transformers.Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)
+    options = {"image_seq_len": 4, "chat_template": template}
+    processor: Any
+    if family == "smolvlm":
+        videos = transformers.SmolVLMVideoProcessor(**sizes)
+        processor = transformers.SmolVLMProcessor(
+            transformers.SmolVLMImageProcessor(**sizes), tokenizer, videos, **options
+        )
+    else:
+        processor = transformers.Idefics3Processor(transformers.Idefics3ImageProcessor(**sizes), tokenizer, **options)
     vision = VISION | {"image_size": 56}
     fields = {"image_token_id": tokenizer.image_token_id, "scale_factor": 2, "pad_token_id": 0}
     return _config(family, _text("llama", tokenizer), vision, **fields), processor

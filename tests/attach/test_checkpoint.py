@@ -28,8 +28,8 @@ from tests.anatomy.tiny import FAMILIES, picture
 from tests.attach.test_live import at_merge, attached
 
 Saved = Callable[..., Path]
-ALIKE = ("llava_onevision", "qwen2_5_vl", "glm46v")  # stored like others here; attached live elsewhere
-NOT_HERE = ("normalign_llava", "smolvlm", *ALIKE)  # one has an aligner, one no processor that can be built offline
+ALIKE = ("llava_onevision", "qwen2_5_vl", "glm46v", "smolvlm")  # stored like others here; attached live elsewhere
+NOT_HERE = ("normalign_llava", *ALIKE)  # the first has an aligner
 FOLDERS = [family for family in FAMILIES if family not in NOT_HERE]
 
 # One of each kind of projector: two Linears, mergers within the tower, a bare matrix, a visual table, a structure.
