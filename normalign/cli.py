@@ -12,7 +12,7 @@ app.add_typer(profile_app, name="profile")
 _RESULTS = typer.Argument(None, help="Results of probe, text-norm or encoder-norm, as JSON.")
 _PROFILE = typer.Option(None, help="Profile to show; default: the one in params.yaml.")
 _VISION_CONFIG = typer.Option(None, help="config.json of the vision tower.")
-_MODELS = typer.Argument(metavar="MODEL...", help="Folders of vision-language models, or hub names.")
+_VLMS = typer.Argument(metavar="MODEL...", help="Folders of vision-language models, or hub names.")
 _IMAGES = typer.Option(help="Folder of images.")
 _PROMPTS = typer.Option(None, help="Text file, one prompt a line; default: two that suit any image.")
 _PAGE = typer.Option(None, help="Folder for the page and result.json.")
@@ -124,7 +124,7 @@ def plan(
 
 @app.command()
 def probe(
-    models: list[str] = _MODELS,
+    models: list[str] = _VLMS,
     images: Path = _IMAGES,
     prompts: Path | None = _PROMPTS,
     base: str | None = typer.Option(None, help="The language model that MODEL was made from, as `text-norm` takes it."),
