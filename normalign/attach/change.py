@@ -64,7 +64,8 @@ def prepare(
     original, configuration = type(model), type(model.config)
     record, prefix = attachment.record, anatomy.projector_path
     projector = list(_in_files(model, prefix, anatomy.projector.state_dict()))
-    check_merge(anatomy, attachment.merge, inputs_of(processor, sample_picture(), PROMPT))
+    inputs = inputs_of(processor, sample_picture(), PROMPT)
+    check_merge(anatomy, attachment.merge, inputs)
     fold = None if pictures is None else _measure(anatomy, processor, pictures, record["target"])
     put(anatomy, dataclasses.replace(attachment, record=dict(record)))
     inserted: Any = anatomy.projector.get_submodule(NAME)
@@ -78,6 +79,7 @@ def prepare(
         loads_with = "transformers" if original.__module__.startswith("transformers.") else "what loads the original"
         inserted.running_norm.fill_(fold.calibration.mean_norm)
         config = config | {RECORD: record | {"scale": fold.scale, "scaled": fold.names}}
+    check_merge(anatomy, attachment.merge, inputs)  # once more: at other norms what lies in between acts differently
     logits_BLV = logits(model, processor, exactly=fold is not None)
     return Change(config, added, code, projector, fold, loads_with, logits_BLV)
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from normalign.anatomy import find_anatomy, inputs_of, load_vlm
 from normalign.attach import checkpoint
 from normalign.attach.aligned import RECORD
+from normalign.attach.calibrate import PROMPT, projector_call, sample_picture
 from normalign.attach.checkpoint import attach_checkpoint
 from normalign.attach.detach import detach_checkpoint
 
@@ -68,6 +70,23 @@ def test_a_part_that_is_named_wrongly_is_refused(
     with pytest.raises(ValueError, match=words):
         attach_checkpoint(saved("llava"), tmp_path / "out", aligner=aligner, images=images, **part)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_projector_that_keeps_the_norm_is_told_apart_from_its_first_half(saved: Saved, tmp_path: Path) -> None:
+    model, processor = load_vlm(saved("llava"))
+    inputs = inputs_of(processor, sample_picture(), PROMPT)
+    halves = [
+        projector_call(find_anatomy(model, projector=f"model.multi_modal_projector.linear_{half}"), inputs).norms_N
+        for half in (1, 2)
+    ]
+    shutil.copytree(saved("llava"), tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / WEIGHTS)
+    ratio = halves[0].median() / halves[1].median()
+    scaled = {name: (t * ratio).float() if name.startswith(LAST) else t for name, t in tensors.items()}
+    save_file(scaled, tmp_path / "model" / WEIGHTS, {"format": "pt"})
+    with pytest.raises(ValueError, match="something lies in between"):
+        attach_checkpoint(tmp_path / "model", tmp_path / "out", projector="model.multi_modal_projector.linear_1")
+    attach_checkpoint(tmp_path / "model", tmp_path / "out")
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
