@@ -148,7 +148,8 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # neither UTF-8 nor JSON, or nested too deeply
-        raise ValueError(f"{path} is not valid JSON ({error}); delete it and run the stage again") from error
+        advice = "fetch it again, or delete it and run the stage again"
+        raise ValueError(f"{path} is not valid JSON ({error}); {advice}") from error
 
 
 def read_jsonl(path: Path) -> list[Any]:

@@ -245,11 +245,12 @@ class Profile:
     def variant(self, name: str) -> VariantSettings:
         """The variant's settings; an unknown name is refused with the nearest one."""
         if name not in self.variants:
-            raise SettingsError(f"variants: no variant {name!r}{_nearest(name, self.variants)}")
+            raise SettingsError(f"variants: no variant {name!r}{nearest(name, self.variants)}")
         return self.variants[name]
 
 
-def _nearest(name: str, valid: typing.Iterable[str]) -> str:
+def nearest(name: str, valid: typing.Iterable[str]) -> str:
+    """How an error about the unknown ``name`` ends: with the nearest valid one, or else with all of them."""
     valid = list(valid)
     close = difflib.get_close_matches(str(name), valid, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; valid: {', '.join(valid)}"
@@ -266,7 +267,7 @@ def _build(kind: Any, value: Any, path: str) -> Any:
         return _build(next(a for a in arguments if a is not type(None)), value, path)
     if origin is Literal:
         if value not in arguments:
-            raise SettingsError(f"{path}: {value!r} is not allowed{_nearest(value, map(str, arguments))}")
+            raise SettingsError(f"{path}: {value!r} is not allowed{nearest(value, map(str, arguments))}")
         return value
     if origin is tuple:
         if not isinstance(value, list) or (arguments[-1] is not Ellipsis and len(value) != len(arguments)):
@@ -298,7 +299,7 @@ def _build_dataclass(kind: type, value: Any, path: str) -> Any:
     hints = typing.get_type_hints(kind)
     for key in value:
         if key not in fields:
-            raise SettingsError(f"{path}: unknown key {key!r}{_nearest(key, fields)}")
+            raise SettingsError(f"{path}: unknown key {key!r}{nearest(key, fields)}")
     missing = [name for name, field in fields.items() if name not in value and field.default is dataclasses.MISSING]
     if missing:
         raise SettingsError(f"{path}: missing key {missing[0]!r}; add it")
@@ -353,7 +354,7 @@ def _check_document(document: Any) -> None:
         raise SettingsError("expected a mapping at the top level")
     for key in document:
         if key not in TOP_LEVEL_KEYS:
-            raise SettingsError(f"unknown key {key!r}{_nearest(key, TOP_LEVEL_KEYS)}")
+            raise SettingsError(f"unknown key {key!r}{nearest(key, TOP_LEVEL_KEYS)}")
     for key, kind in {"profile": str, "run": list, "variants": dict, "profiles": dict}.items():
         if key not in document:
             raise SettingsError(f"missing key {key!r}; add it")
@@ -372,7 +373,7 @@ def _check_run(run: list[Any], variants: dict[str, Any]) -> None:
         if not isinstance(name, str):
             raise SettingsError(f"run[{place}]: expected the name of a variant, got {name!r}")
         if name not in variants:
-            raise SettingsError(f"run: no variant {name!r}{_nearest(name, variants)}")
+            raise SettingsError(f"run: no variant {name!r}{nearest(name, variants)}")
         if name in run[:place]:
             raise SettingsError(f"run: {name!r} is listed twice; keep one of them")
     if BASELINE not in run:
@@ -389,7 +390,7 @@ def load_profile(name: str | None = None, path: Path = PARAMS_FILE) -> Profile:
     document = read_params(path)
     name = document["profile"] if name is None else name
     if name not in document["profiles"]:
-        raise SettingsError(f"{path}: no profile {name!r}{_nearest(name, document['profiles'])}")
+        raise SettingsError(f"{path}: no profile {name!r}{nearest(name, document['profiles'])}")
     try:
         variants = _build(dict[str, VariantSettings], document["variants"], "variants")
         sections = document["profiles"][name]
@@ -408,7 +409,7 @@ def _build_profile(name: str, variants: dict[str, VariantSettings], sections: di
     expected = [f.name for f in dataclasses.fields(Profile) if f.name not in ("name", "variants")]
     for key in sections:
         if key not in expected:
-            raise SettingsError(f"profiles.{name}: unknown key {key!r}{_nearest(key, expected)}")
+            raise SettingsError(f"profiles.{name}: unknown key {key!r}{nearest(key, expected)}")
     for key in expected:
         if key not in sections:
             raise SettingsError(f"profiles.{name}: missing key {key!r}; add it")

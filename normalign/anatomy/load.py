@@ -31,10 +31,10 @@ def load_vlm(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any
     try:
         processor = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # as of damaged configurations
-        raise ValueError(
-            f"{folder}: its processor cannot be loaded ({first_line(error)}); the folder must hold the tokenizer and "
-            "the processor's files beside the weights"
-        ) from error
+        advice = "the folder must hold the tokenizer and the processor's files beside the weights"
+        if isinstance(error, ImportError):
+            advice = "install the package that it names"
+        raise ValueError(f"{folder}: its processor cannot be loaded ({first_line(error)}); {advice}") from error
     return model.eval(), processor
 
 

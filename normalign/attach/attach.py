@@ -9,20 +9,24 @@ from torch import nn
 
 from normalign.anatomy import Anatomy, find_anatomy
 from normalign.attach.aligned import RECORD, insert, remove
-from normalign.attach.merge import merge_of, text_norm_as_used
+from normalign.attach.merge import Merge, merge_of, text_norm_as_used
 from normalign.attach.remote_code import become_aligned, become_plain
 from normalign.norms.aligner import NoAligner
+from normalign.settings import nearest
 
 ALIGNERS = ("layernorm", "global_scale", "token_rms")
+MULTIPLES = (1e-6, 1e6)  # beyond, a float32 norm of visual tokens has no digits left beside the others
 Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class Attachment:
-    """What is to be attached: the ``record`` kept in config.json, and ``notes`` on this family for a person."""
+    """What is to be attached: the ``record`` kept in config.json, ``notes`` on this family for a person, and what lies
+    between the aligner and the first decoder layer."""
 
     record: dict[str, Any]
     notes: tuple[str, ...]
+    merge: Merge
 
 
 def attach_aligner(
@@ -80,6 +84,17 @@ def detach_aligner(model: Model) -> Model:
     return model
 
 
+def check_settings(aligner: str, *, gwc: bool, multiple: float) -> None:
+    """Raise ValueError where the settings contradict each other, before any model is looked at."""
+    if aligner not in ALIGNERS:
+        raise ValueError(f"aligner is {aligner!r}{nearest(aligner, ALIGNERS)}")
+    if gwc and aligner != "layernorm":
+        raise ValueError(f"gwc compensates for a LayerNorm's gain, which {aligner} has not; leave it out")
+    smallest, largest = MULTIPLES
+    if not smallest <= multiple <= largest:  # nor is NaN between them
+        raise ValueError(f"multiple is {multiple}; give a number from {smallest:g} to {largest:g}")
+
+
 def plan_attachment(
     anatomy: Anatomy, aligner: str, *, gwc: bool, multiple: float, text_norm: float | None = None
 ) -> Attachment:
@@ -88,12 +103,7 @@ def plan_attachment(
     Raises:
         ValueError: see :func:`attach_aligner`.
     """
-    if aligner not in ALIGNERS:
-        raise ValueError(f"aligner is {aligner!r}; choose one of {', '.join(ALIGNERS)}")
-    if gwc and aligner != "layernorm":
-        raise ValueError(f"gwc compensates for a LayerNorm's gain, which {aligner} has not; leave it out")
-    if not (math.isfinite(multiple) and multiple > 0):
-        raise ValueError(f"multiple is {multiple}; give a number above 0")
+    check_settings(aligner, gwc=gwc, multiple=multiple)
     refuse_attached(anatomy)
     if any(parameter.is_meta for parameter in (anatomy.embedding.weight, *anatomy.projector.parameters())):
         raise ValueError("the text embedding or the projector is offloaded; load the model without a device_map")
@@ -111,7 +121,7 @@ def plan_attachment(
         "width": anatomy.width,
         "projector": anatomy.projector_path,
     }
-    return Attachment(record, tuple(_notes(anatomy, record)))
+    return Attachment(record, tuple(_notes(anatomy, record)), merge)
 
 
 def put(anatomy: Anatomy, attachment: Attachment) -> None:

@@ -6,7 +6,6 @@ Shape suffixes: B batch, L sequence length, V vocabulary.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +15,18 @@ from transformers.core_model_loading import revert_weight_conversion
 from normalign.anatomy import Anatomy, inputs_of
 from normalign.attach.aligned import NAME, RECORD
 from normalign.attach.attach import Attachment, put
-from normalign.attach.calibrate import PROMPT, Calibration, calibrate, on_device, projector_call, sample_picture
+from normalign.attach.calibrate import (
+    PROMPT,
+    Calibration,
+    calibrate,
+    check_merge,
+    on_device,
+    projector_call,
+    sample_picture,
+)
 from normalign.attach.fold import foldable_parameters
 from normalign.attach.remote_code import aligned_config, code_files
+from normalign.diagnosis.pictures import Pictures
 
 
 @dataclass(frozen=True)
@@ -44,19 +52,21 @@ class Change:
 
 
 def prepare(
-    anatomy: Anatomy, processor: Any, config: dict[str, Any], attachment: Attachment, images: Path | None
+    anatomy: Anatomy, processor: Any, config: dict[str, Any], attachment: Attachment, pictures: Pictures | None
 ) -> Change:
     """Put the aligner into the live model, and collect what a checkpoint of it needs.
 
     Args:
         config: config.json of the original.
-        images: folder that the factor of global_scale is measured on; with it, the factor is folded.
+        pictures: what the factor of global_scale is measured on; with them, the factor is folded.
     """
     model: Any = anatomy.model
     original, configuration = type(model), type(model.config)
     record, prefix = attachment.record, anatomy.projector_path
     projector = list(_in_files(model, prefix, anatomy.projector.state_dict()))
-    fold = None if images is None else _measure(anatomy, processor, images, record["target"])
+    inputs = inputs_of(processor, sample_picture(), PROMPT)
+    check_merge(anatomy, attachment.merge, inputs)
+    fold = None if pictures is None else _measure(anatomy, processor, pictures, record["target"])
     put(anatomy, dataclasses.replace(attachment, record=dict(record)))
     inserted: Any = anatomy.projector.get_submodule(NAME)
     added, code = {}, {}
@@ -69,6 +79,7 @@ def prepare(
         loads_with = "transformers" if original.__module__.startswith("transformers.") else "what loads the original"
         inserted.running_norm.fill_(fold.calibration.mean_norm)
         config = config | {RECORD: record | {"scale": fold.scale, "scaled": fold.names}}
+    check_merge(anatomy, attachment.merge, inputs)  # once more: at other norms what lies in between acts differently
     logits_BLV = logits(model, processor, exactly=fold is not None)
     return Change(config, added, code, projector, fold, loads_with, logits_BLV)
 
@@ -89,11 +100,10 @@ def _in_files(model: Any, prefix: str, tensors: Mapping[str, Tensor]) -> dict[st
     return revert_weight_conversion(model, {f"{prefix}.{name}": tensor.clone() for name, tensor in tensors.items()})
 
 
-def _measure(anatomy: Anatomy, processor: Any, images: Path, target: float) -> Fold:
-    inputs = on_device(anatomy.model, inputs_of(processor, sample_picture(), PROMPT))
-    call = projector_call(anatomy, inputs)
+def _measure(anatomy: Anatomy, processor: Any, pictures: Pictures, target: float) -> Fold:
+    calibration = calibrate(anatomy, processor, pictures)
+    call = projector_call(anatomy, inputs_of(processor, sample_picture(), PROMPT))
     names = foldable_parameters(anatomy.projector, call.args, call.keywords)
     scaled = {name: anatomy.projector.get_parameter(name) for name in names}
-    calibration = calibrate(anatomy, processor, images)
     mean_norm = torch.tensor(calibration.mean_norm, dtype=torch.float32).item()  # as the aligner stores it
     return Fold(target / mean_norm, list(_in_files(anatomy.model, anatomy.projector_path, scaled)), calibration)

@@ -12,18 +12,19 @@ from typing import Any
 
 from normalign.anatomy import find_anatomy, load_vlm
 from normalign.attach.aligned import RECORD
-from normalign.attach.attach import Attachment, plan_attachment
+from normalign.attach.attach import Attachment, check_settings, plan_attachment
 from normalign.attach.change import Change, logits, prepare
 from normalign.attach.weights import (
     copy_other_files,
     read_config,
-    refuse_full,
+    refuse_out,
     rewrite,
     stored_as,
     times,
     weight_files,
     write_config,
 )
+from normalign.diagnosis.pictures import Pictures
 from normalign.embeddings.safetensors_header import StoredTensor
 from normalign.files import atomic_directory
 from normalign.weights.safetensors_file import copy_tensors, read_headers
@@ -54,17 +55,19 @@ def attach_checkpoint(
         ValueError: the settings or the folder cannot be used, or the logits did not survive the round trip (then
             nothing is written).
     """
+    check_settings(aligner, gwc=gwc, multiple=multiple)
     config = read_config(folder)
-    refuse_full(out)
+    refuse_out(out, folder)
     if RECORD in config:
         raise ValueError(f"{folder} has an attached aligner already; take it out with `normalign detach` first")
     if (aligner == "global_scale") != (images is not None):
         raise ValueError("--images is needed for global_scale, whose factor is measured, and for no other aligner")
+    pictures = None if images is None else Pictures(images)
     stored = read_headers(folder)
     model, processor = load_vlm(folder, trust_remote_code=trust_remote_code)
     anatomy = find_anatomy(model, **parts)
     attachment = plan_attachment(anatomy, aligner, gwc=gwc, multiple=multiple)
-    change = prepare(anatomy, processor, config, attachment, images)
+    change = prepare(anatomy, processor, config, attachment, pictures)
     family = anatomy.family
     del model, anatomy  # the written checkpoint is loaded next
     tolerance = _tolerance(folder, stored, change)

@@ -10,7 +10,7 @@ from normalign.attach.remote_code import MODELING, plain_config
 from normalign.attach.weights import (
     copy_other_files,
     read_config,
-    refuse_full,
+    refuse_out,
     rewrite,
     stored_as,
     times,
@@ -38,12 +38,13 @@ def detach_checkpoint(folder: Path, out: Path, *, restore_projector: bool = Fals
         ValueError: nothing is attached, or the original projector is asked for and not in the folder.
     """
     config = read_config(folder)
-    refuse_full(out)
+    refuse_out(out, folder)
     if RECORD not in config:
         raise ValueError(
             f"{folder} has no attached aligner (config.json has no {RECORD!r}); there is nothing to detach"
         )
     record = config[RECORD]
+    _refuse_foreign(folder, record)
     stored = read_headers(folder)
     original = read_header(LocalFile(folder / ORIGINAL)) if (folder / ORIGINAL).exists() else {}
     if restore_projector:
@@ -67,6 +68,16 @@ def detach_checkpoint(folder: Path, out: Path, *, restore_projector: bool = Fals
         "trained": True if _gain_trained(record, inserted) else trained,
         "projector": _verdict(trained, restored=restore_projector),
     }
+
+
+def _refuse_foreign(folder: Path, record: Any) -> None:
+    fields = ("settings", "width", "target", "projector")
+    missing = [name for name in fields if name not in record] if isinstance(record, dict) else list(fields)
+    if missing:
+        raise ValueError(
+            f"{folder / 'config.json'}: {RECORD!r} has no {', '.join(missing)}: not what `normalign attach` wrote; "
+            "restore it from the folder that was attached"
+        )
 
 
 def _refuse_others(folder: Path, stored: dict[str, StoredTensor], original: dict[str, StoredTensor]) -> None:

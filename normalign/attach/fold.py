@@ -45,5 +45,8 @@ def _candidates(projector: nn.Module) -> Iterator[list[str]]:
 
 
 def output_of(output: Any) -> Tensor:
-    """The visual tokens (..., D) in what a projector returns."""
-    return output if isinstance(output, Tensor) else output.last_hidden_state
+    """The visual tokens (..., D) in what a projector returns; ValueError where there are none."""
+    tokens = output if isinstance(output, Tensor) else getattr(output, "last_hidden_state", None)
+    if tokens is None:
+        raise ValueError(f"what was named as projector returns a {type(output).__name__} instead of visual tokens")
+    return tokens

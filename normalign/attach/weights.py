@@ -1,6 +1,7 @@
 """Changing a few tensors of a checkpoint on disk: every other one is copied as it is, block by block."""
 
 import json
+import os
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -96,13 +97,23 @@ def read_config(folder: Path) -> dict:
         raise ValueError(f"{folder} is not a folder; give that of a checkpoint, with config.json and safetensors")
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} holds no checkpoint: config.json is missing")
-    return read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise ValueError(f"{folder / 'config.json'} is no JSON object; fetch it again")
+    return config
 
 
-def refuse_full(out: Path) -> None:
-    """Raise ValueError if something is at ``out`` already."""
+def refuse_out(out: Path, source: Path) -> None:
+    """Raise ValueError where a checkpoint made from the one in ``source`` cannot be written to ``out``."""
+    if out.is_symlink():
+        raise ValueError(f"{out} is a link; give the place of the new folder itself")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not empty; nothing is overwritten: give a new folder")
+    if source.resolve() in out.resolve().parents:
+        raise ValueError(f"{out} is inside {source}, which stays as it is; give a folder outside it")
+    parent = next(place for place in out.resolve().parents if place.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ValueError(f"{out} cannot be written: {parent} is no folder that can be written to; give another place")
 
 
 def times(tensors: Mapping[str, StoredTensor], factor: float) -> dict[str, Tensor]:

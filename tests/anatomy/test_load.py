@@ -43,6 +43,20 @@ def test_every_family_loads_from_its_folder_and_asks_as_before(family: str, vlm:
         torch.testing.assert_close(loaded(**again).logits, model(**inputs).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_a_processor_that_needs_another_package_says_so_and_not_that_files_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needs_a_package(*_: Any, **__: Any) -> None:
+        raise ImportError("it requires the Torchvision library")
+
+    model, processor, _ = tiny_vlm("llava")
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    monkeypatch.setattr(type(processor), "from_pretrained", needs_a_package)
+    with pytest.raises(ValueError, match=r"requires the Torchvision library\); install the package"):
+        load_vlm(tmp_path)
+
+
 def test_a_sample_holds_the_prompt_behind_the_image_in_the_chat_format() -> None:
     model, processor, inputs = tiny_vlm("llava")
     text = processor.tokenizer.decode(inputs["input_ids"][0])
