@@ -215,7 +215,7 @@ def _idefics3(family: str) -> tuple[Any, Any]:
     )
     sizes: dict[str, Any] = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
     template = TEMPLATE.format(image="<image>")
-    options = {"image_seq_len": 4, "chat_template": template}
+    options: dict[str, Any] = {"image_seq_len": 4, "chat_template": template}
     processor: Any
     if family == "smolvlm":
         videos = transformers.SmolVLMVideoProcessor(**sizes)
