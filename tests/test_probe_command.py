@@ -1,11 +1,13 @@
 """`normalign probe` on a tiny checkpoint."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from transformers import AutoTokenizer
 from typer.testing import CliRunner, Result
 
 from normalign.cli import app
@@ -125,6 +127,40 @@ def test_models_are_called_by_as_much_of_their_path_as_tells_them_apart(tmp_path
         folder.mkdir(parents=True)
     assert short_names([*map(str, folders), "org/name@main"]) == ["norm/stage2", "baseline/stage2", "org/name@main"]
     assert short_names([str(folders[0])]) == ["stage2"] and short_names(["org/name"] * 2) == ["name"] * 2
+
+
+def test_an_image_that_the_processor_refuses_is_left_out_with_its_reason(images: Path, tmp_path: Path) -> None:
+    model, processor, _ = tiny_vlm("qwen2_5_vl")
+    for part in (model, processor):
+        part.save_pretrained(tmp_path / "qwen")
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (20_000, 30)).save(tmp_path / "images" / "wide.png")
+    refused = run(tmp_path / "qwen", "--images", tmp_path / "images", "--json")
+    assert refused.exit_code == 1 and "aspect ratio" in refused.output and "Traceback" not in refused.output
+    picture().save(tmp_path / "images" / "good.png")
+    counts = json.loads(run(tmp_path / "qwen", "--images", tmp_path / "images", "--json").stdout)["counts"]
+    assert counts["samples"] == len(DEFAULT_PROMPTS)
+    ((reason, count),) = counts["skipped"].items()
+    assert "aspect ratio" in reason and count == 1
+
+
+def test_a_forward_pass_that_fails_is_one_models_error(checkpoint: Path, images: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path / "longer")
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(tmp_path / "longer")  # one token more than the embedding has rows
+    (tmp_path / "prompts.txt").write_text("<new>\n")
+    result = run(checkpoint, tmp_path / "longer", "--images", images, "--prompts", tmp_path / "prompts.txt", "--json")
+    good, bad = json.loads(result.stdout)["models"]
+    assert good["counts"]["samples"] == 2
+    assert "its forward pass fails on a.png: index out of range" in bad["error"]
+
+
+def test_a_place_that_cannot_be_written_to_is_told_before_anything_is_measured(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    result = run(tmp_path / "no model", "--images", images, "--out", tmp_path / "file" / "out")
+    assert result.exit_code == 1 and "is no folder that can be written to" in result.output
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_errors_are_one_line_and_name_what_to_mend(checkpoint: Path, images: Path, tiny: Tiny, tmp_path: Path) -> None:

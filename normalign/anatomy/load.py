@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from PIL import Image
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -31,7 +30,7 @@ def load_vlm(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any
     model = load_weights(kind, folder, config, dtype=dtype, trust_remote_code=trust_remote_code)
     try:
         processor = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # as of damaged configurations
         advice = "the folder must hold the tokenizer and the processor's files beside the weights"
         if isinstance(error, ImportError):
             advice = "install the package that it names"
@@ -53,7 +52,7 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
         raise ValueError(f"{folder} holds no checkpoint (config.json is missing)")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+    except Exception as error:  # damaged configurations make a library raise whatever it stumbles over
         hint = "" if trust_remote_code else "; a model with code of its own is loaded with --trust-remote-code"
         raise ValueError(f"{folder}/config.json cannot be used: {first_line(error)}{hint}") from error
 
@@ -72,7 +71,7 @@ def load_weights(kind: Any, folder: Path, config: Any, *, dtype: Any, trust_remo
     options = {"config": config, "trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
         model, report = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError, SafetensorError) as error:
+    except Exception as error:  # as above, and what damaged weights raise
         raise ValueError(f"{folder}: the model cannot be loaded: {first_line(error)}") from error
     missing = sorted(name for name in report["missing_keys"] if not _is_head(name))
     if missing:
@@ -113,7 +112,8 @@ def model_class(config: Any, folder: Path, *, trust_remote_code: bool) -> Any:
 
 def first_line(error: BaseException) -> str:
     """What an error of a library says, without the rest of its explanation."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    first, *others = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{first} {others[0].strip()}" if first.endswith(":") and others else first
 
 
 def inputs_of(processor: Any, image: Image.Image, prompt: str) -> dict[str, Any]:

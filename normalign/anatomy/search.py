@@ -39,7 +39,7 @@ def embedding_in(language: nn.Module) -> nn.Embedding:
 def input_embedding(model: nn.Module) -> nn.Embedding:
     """What the model calls its input embedding; else the table with the most rows."""
     try:
-        found = model.getinput_embeddings()  # type: ignore[operator]  # PreTrainedModel's, where it is one
+        found = model.get_input_embeddings()  # type: ignore[operator]  # PreTrainedModel's, where it is one
     except (AttributeError, NotImplementedError, TypeError):
         found = None
     return found if isinstance(found, nn.Embedding) else embedding_in(model)

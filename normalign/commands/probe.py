@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from normalign.anatomy import find_anatomy, inputs_of, load_vlm
+from normalign.anatomy.load import first_line
 from normalign.commands.checkpoint import checkpoint_folder
 from normalign.diagnosis.maps import map_entry
 from normalign.diagnosis.pictures import Pictures
@@ -19,7 +22,7 @@ from normalign.diagnosis.probe import ModelProbe
 from normalign.diagnosis.verdict import judge
 from normalign.embeddings.source import find_embedding
 from normalign.embeddings.statistics import text_norm_statistics
-from normalign.files import write_json
+from normalign.files import NotWritten, write_json
 from normalign.metrics import rounded
 from normalign.report.doctor import print_results, write_page
 
@@ -51,6 +54,8 @@ def probe(models: Sequence[str], request: Request, *, as_json: bool = False) -> 
         ValueError, OSError: the images, the prompts or the only model cannot be used; the message says what to do.
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    if request.out is not None:
+        _check_writable(request.out)
     prompts, pictures = read_prompts(request.prompts), Pictures(request.images)
     base = None if request.base is None else base_text_norm(request.base)
     results: list[dict[str, Any]] = []
@@ -71,6 +76,13 @@ def probe(models: Sequence[str], request: Request, *, as_json: bool = False) -> 
     else:
         _show(results, failed, page)
     return not failed
+
+
+def _check_writable(out: Path) -> None:
+    """Say now, and not after hours of measuring, that nothing can be written to the folder ``out``."""
+    nearest = next(path for path in (out, *out.parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise NotWritten(out, f"{nearest} is no folder that can be written to; name another with --out")
 
 
 def _write(results: Sequence[dict[str, Any]], out: Path) -> Path:
@@ -140,13 +152,22 @@ def measure(
     measured = ModelProbe(find_anatomy(loaded, **dict(request.parts)))
     maps: list[dict[str, Any]] = []
     mapped: set[str] = set()
+    refused: set[tuple[str, str]] = set()
     for path, image, prompt in _samples(pictures, prompts, model):
-        inputs = inputs_of(processor, image, prompt)
-        (look,) = measured.add(inputs)
+        try:
+            inputs = inputs_of(processor, image, prompt)
+        except ValueError as error:  # such as an aspect ratio that it does not take
+            refused.add((path, str(error)))
+            continue
+        try:
+            (look,) = measured.add(inputs)
+        except (RuntimeError, TypeError, IndexError) as error:
+            raise ValueError(f"{model}: its forward pass fails on {path}: {first_line(error)}") from error
         if prompt == prompts[0] and len(mapped) < MAPS:
             mapped.add(path)
             entry = map_entry(path, prompt, look, inputs, image, processor)
             maps += [] if entry is None else [entry]
+    pictures.skipped.update(Counter(reason for _, reason in sorted(refused)))
     if not measured.samples:
         raise pictures.none_usable()
     result = measured.result(base)

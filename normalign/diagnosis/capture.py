@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from normalign.anatomy import UnknownStructureError, attention_of, mlp_of
+from normalign.diagnosis.halves import factors_of, first_tokens
 from normalign.diagnosis.tokens import token_norms
 
 
@@ -22,7 +23,8 @@ from normalign.diagnosis.tokens import token_norms
 class LayerStep:
     """One decoder layer's work: the residual stream before and after it, and the norms of what its halves added.
 
-    A norm is None where the layer has no such half, did not run it, or its structure does not tell.
+    A norm is None where the layer has no such half, did not run it, adds more than its halves, or its structure does
+    not tell.
     """
 
     index: int
@@ -83,6 +85,7 @@ class _LayerWatch:
         self.index, self.take = index, take
         self.before: Tensor | None = None
         self.norms: dict[str, Tensor] = {}
+        self.first: dict[str, Tensor] = {}  # what each half added to the first tokens
 
     def attach(self, parts: LayerParts, stack: ExitStack) -> None:
         stack.enter_context(hook_inputs(parts.layer, self._begin))
@@ -92,12 +95,13 @@ class _LayerWatch:
         stack.enter_context(hook_output(parts.layer, self._end))
 
     def _begin(self, before: Tensor) -> None:
-        self.before, self.norms = before, {}
+        self.before, self.norms, self.first = before, {}, {}
 
     def _half(self, name: str, output: Any) -> None:
         added = first_tensor(output)
         if added is not None and self.before is not None and added.shape[-1] == self.before.shape[-1]:
             self.norms[name] = token_norms(added).reshape(self.before.shape[:-1])
+            self.first[name] = first_tokens(added)
 
     def _end(self, output: Any) -> None:
         before, after = self.before, first_tensor(output)
@@ -105,6 +109,10 @@ class _LayerWatch:
         if before is None or after is None:
             raise ValueError(f"decoder layer {self.index} has no tensor as its first input and output")
         before = before.to(after.device)  # where layers lie on several devices
+        if len(self.first) == 2:
+            factors = factors_of(first_tokens(before), first_tokens(after), list(self.first.values()))
+            scaled = zip(self.norms.items(), factors or (), strict=False)
+            self.norms = {name: norms_BL * abs(factor) for (name, norms_BL), factor in scaled}
         self.take(LayerStep(self.index, before, after, self.norms.pop("attention", None), self.norms.pop("mlp", None)))
 
 

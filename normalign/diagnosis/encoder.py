@@ -28,10 +28,15 @@ class EncoderNorms:
         self.final_norm = final_norm(tower)
         self.norms: list[list[Tensor]] = [[] for _ in range(len(self.layers) + 1)]
         self.after: list[Tensor] = []
+        self.entered: tuple[int, ...] = ()  # shape of what the first block was given
 
     @torch.no_grad()
     def add(self, forward: Callable[[], Any]) -> None:
-        """Run ``forward``, which must run the tower once, and keep the norms of all its tokens."""
+        """Run ``forward``, which must run the tower once, and keep the norms of all its tokens.
+
+        Raises:
+            ValueError: the tower's blocks do not hand on the tokens they were given.
+        """
         handles = [self.layers[0].register_forward_pre_hook(self._input, with_kwargs=True)]
         handles += [layer.register_forward_hook(self._catch(i + 1)) for i, layer in enumerate(self.layers)]
         try:
@@ -42,11 +47,17 @@ class EncoderNorms:
 
     def _input(self, _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         hidden_BLE = inputs[0] if inputs else keywords["hidden_states"]
+        self.entered = tuple(hidden_BLE.shape)
         self.norms[0].append(hidden_BLE.float().norm(dim=-1).flatten())
 
     def _catch(self, index: int) -> Callable[..., None]:
         def catch(_module: nn.Module, _inputs: Any, output: Any) -> None:
             hidden_BLE = output[0] if isinstance(output, tuple) else output
+            if tuple(hidden_BLE.shape) != self.entered:  # tokens are merged on the way (Swin), or there are none
+                raise ValueError(
+                    f"block {index} makes {tuple(hidden_BLE.shape)} of {self.entered}, so its tokens cannot be "
+                    "followed; only towers that keep their tokens are measured"
+                )
             self.norms[index].append(hidden_BLE.float().norm(dim=-1).flatten())
             if index == len(self.layers) and self.final_norm is not None:
                 self.after.append(self.final_norm(hidden_BLE).float().norm(dim=-1).flatten())

@@ -43,7 +43,12 @@ def measure_tower(
         done(len(tokens) + pictures.skipped.total() + refused.total())
         try:
             inputs = tower.inputs(image)
-        except (ValueError, RuntimeError) as error:  # such as an aspect ratio that it does not take
+        except (
+            ValueError,
+            RuntimeError,
+            TypeError,
+            LookupError,
+        ) as error:  # such as an aspect ratio that it does not take
             refused[f"image_processor: {first_line(error)}"] += 1
             continue
         with TowerCall(tower.module) as call:

@@ -36,11 +36,22 @@ class InterfaceNorms:
             for modality, at_N in masks.flat.items():
                 self._keep(f"{modality}_at_merge", norms[at_N.to(norms.device)])
 
+        looked_up = False  # a visual vocabulary (Ovis) also holds marks, which are no visual tokens, by their ids
+
+        def enter(x: Tensor) -> None:
+            nonlocal looked_up
+            looked_up = not x.is_floating_point()
+            self._add("projector_input", x)
+
+        def leave(output: Any) -> None:
+            if not looked_up:
+                self._add("projector_output", output)
+
         with ExitStack() as stack:
             for hook in (
                 hook_output(self.anatomy.tower, lambda output: self._add("vision_output", _hidden(output))),
-                hook_inputs(self.anatomy.projector, lambda x: self._add("projector_input", x)),
-                hook_output(self.anatomy.projector, lambda output: self._add("projector_output", output)),
+                hook_inputs(self.anatomy.projector, enter),
+                hook_output(self.anatomy.projector, leave),
                 hook_inputs(self.anatomy.layers[0], merge),
             ):
                 stack.enter_context(hook)

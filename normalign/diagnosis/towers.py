@@ -96,7 +96,7 @@ def _image_processor(folder: Path, model_type: str, *, trust_remote_code: bool) 
         )
     try:
         return AutoImageProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+    except Exception as error:  # damaged files make a library raise whatever it stumbles over
         raise ValueError(f"{folder}: its image processor cannot be loaded: {first_line(error)}") from error
 
 

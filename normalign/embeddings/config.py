@@ -9,6 +9,7 @@ from typing import Any
 TEXT_PARTS = ("thinker_config", "vlm_config", "text_config", "llm_config", "language_config", "decoder")
 WIDTHS = ("hidden_size", "n_embd", "d_model")
 VOCABULARIES = ("vocab_size", "padded_vocab_size")
+SCALED_BY_ROOT = ("scale_embedding", "mup_enabled")
 MULTIPLIERS = ("embedding_multiplier", "embedding_scale", "scale_emb", "embedding_multiplier_scale")
 
 
@@ -38,9 +39,9 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
         width=_innermost(levels, WIDTHS, int),
         vocabulary=_innermost(levels, VOCABULARIES, int),
         tied=any(ties) if ties else None,
-        multiplier=1.0 if multiplier is None else float(multiplier),
+        multiplier=float(multiplier) if multiplier is not None and math.isfinite(multiplier) else 1.0,
         scaled_by_root="gemma" in str(_innermost(levels, ("model_type",), str))
-        or bool(_innermost(levels, ("scale_embedding",), bool)),
+        or any(_innermost(levels, (name,), bool) for name in SCALED_BY_ROOT),
     )
 
 

@@ -50,4 +50,7 @@ def read_header(source: ByteSource) -> dict[str, StoredTensor]:
 
 def _placed(source: ByteSource, data: int, entry: dict[str, Any]) -> StoredTensor:
     begin, end = entry["data_offsets"]
-    return StoredTensor(source, entry["dtype"], tuple(entry["shape"]), data + begin, end - begin)
+    dtype, shape = entry["dtype"], tuple(entry["shape"])
+    if not isinstance(dtype, str) or not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        raise ValueError(f"a tensor of type {dtype!r} and shape {list(shape)} at {begin!r} to {end!r}")
+    return StoredTensor(source, dtype, shape, data + begin, end - begin)

@@ -1,5 +1,6 @@
 """What was measured of which model: the result files of text-norm, encoder-norm and probe, and of the pipeline."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ class TextEmbeddings:
 class ProbedModel:
     """Norms before and behind the projector, over T; the first-8 gap; T against the base language model's.
 
-    ``vocabulary``: the norm summary of a visual vocabulary, where the model has one.
+    ``vocabulary``: mean and standard deviation of the norms of a visual vocabulary, where the model has one.
     """
 
     model: str
@@ -41,7 +42,7 @@ class ProbedModel:
     gap: float | None
     T: float | None
     inflation: float | None
-    vocabulary: dict[str, Any] | None
+    vocabulary: tuple[float, float] | None
 
 
 Measured = Tower | TextEmbeddings | ProbedModel
@@ -75,12 +76,15 @@ def _read(file: Path) -> Iterator[Measured]:
 
 
 def _entry(entry: Any) -> Measured | None:
-    model = str(dig(entry, "model"))
+    model = dig(entry, "model")
+    if not isinstance(model, str):
+        return None
     if isinstance(dig(entry, "sync_gap"), dict):
         return _probed(model, entry)
     if isinstance(dig(entry, "layers"), list) and entry["layers"]:
+        last = _number(entry["layers"][-1], "patches", "mean")
         after = _number(entry, "after_final_norm", "patches", "mean")
-        return Tower(model, _number(entry["layers"][-1], "patches", "mean"), after)
+        return None if last is None else Tower(model, last, after)
     return TextEmbeddings(model, _number(entry, "T")) if _number(entry, "T") is not None else None
 
 
@@ -94,18 +98,20 @@ def _probed(model: str, result: dict[str, Any]) -> ProbedModel:
         gap=_number(result, "sync_gap", "first8"),
         T=text,
         inflation=text / base if text is not None and base else None,
-        vocabulary=dig(result, "interface", "visual_vocabulary"),
+        vocabulary=_spread(result, "interface", "visual_vocabulary"),
     )
 
 
 def _pipeline(folder: Path) -> Iterator[Measured]:
     """The metric files of one profile; those that are not there yet are left out."""
     weights, encoder, text = (_json(folder / f"{name}.json") for name in ("weights", "encoder_norm", "text_norm"))
-    sources = {part: source_name(dig(weights, part, "source")) for part in ("vision", "language")}
+    given = {part: dig(weights, part, "source") for part in ("vision", "language")}
+    sources = {part: source_name(source if isinstance(source, str) else None) for part, source in given.items()}
     names = {part: f"{folder.name}: {source}" for part, source in sources.items()}
-    if encoder is not None and dig(encoder, "layers"):
+    layers = dig(encoder, "layers")
+    if isinstance(layers, list) and layers:
         after = _number(encoder, "after_final_norm", "mean")
-        yield Tower(names["vision"], _number(encoder["layers"][-1], "mean"), after)
+        yield Tower(names["vision"], _number(layers[-1], "mean"), after)
     if text is not None:
         yield TextEmbeddings(names["language"], _number(text, "T"))
     for file in sorted(folder.glob("results/*/probe.json")):
@@ -130,4 +136,10 @@ def _json(path: Path) -> Any:
 
 def _number(source: Any, *keys: str) -> float | None:
     value = dig(source, *keys)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if number else None
+
+
+def _spread(source: Any, *keys: str) -> tuple[float, float] | None:
+    mean, std = _number(source, *keys, "mean"), _number(source, *keys, "std")
+    return None if mean is None or std is None else (mean, std)

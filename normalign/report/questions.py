@@ -59,10 +59,10 @@ def _change(model: ProbedModel) -> str | None:
 
 
 def _vocabulary(model: ProbedModel) -> str | None:
-    summary = model.vocabulary
-    if summary is None or model.T is None:
+    if model.vocabulary is None or model.T is None:
         return None
-    return f"{number(summary['mean'])} ({number(summary['std'])}); {number(model.T)}"
+    mean, std = model.vocabulary
+    return f"{number(mean)} ({number(std)}); {number(model.T)}"
 
 
 def _known(value: float | None, unit: str = "") -> str | None:
@@ -105,10 +105,10 @@ def question_rows(question: str, measured: Sequence[Measured]) -> list[Row]:
 
 
 def ratios_and_gaps(measured: Sequence[Measured]) -> list[tuple[str, float, float]]:
-    """Name, norm ratio and first-8 gap of every probed model, by rising ratio (RQ3)."""
+    """Name, ratio and first-8 gap of every probed model, by rising ratio; what is given twice counts once (RQ3)."""
     probed = [each for each in measured if isinstance(each, ProbedModel)]
     points = [(m.model, m.ratio, m.gap) for m in probed if m.ratio is not None and m.ratio > 0 and m.gap is not None]
-    return sorted(points, key=lambda point: (point[1], point[0]))
+    return sorted(set(points), key=lambda point: (point[1], point[0]))
 
 
 def correlation(points: Sequence[tuple[str, float, float]]) -> Correlation:

@@ -310,6 +310,16 @@ def test_the_embedding_scale_is_measured_whatever_the_decoder_calls_it(text: dic
     assert find_anatomy(model).embedding_scale == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_visual_table_with_more_rows_is_not_taken_for_the_input_embedding() -> None:
+    config: Any = tiny_vlm("ovis2")[0].config
+    config.vision_config.vocab_size = 3 * config.vocab_size
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForImageTextToText.from_config(config)
+    found = find_anatomy(model)
+    assert found.embedding is model.get_input_embeddings()
+    assert found.projector is model.model.visual_embeddings_table
+
+
 def test_looking_leaves_no_hook_and_no_changed_weight_behind() -> None:
     model = tiny_vlm("gemma3")[0]
     before = {name: weight.clone() for name, weight in model.state_dict().items()}

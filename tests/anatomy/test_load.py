@@ -1,6 +1,7 @@
 """Loading a checkpoint folder, and asking about an image in the format that the model was trained with."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,15 @@ def _remote(path: Path) -> None:
     path.write_text(json.dumps(config))
 
 
+def _text_field(name: str, value: Any) -> Callable[[Path], object]:
+    def spoil(path: Path) -> None:
+        config = json.loads(path.read_text())
+        config["text_config"][name] = value
+        path.write_text(json.dumps(config))
+
+    return spoil
+
+
 @pytest.mark.parametrize(
     ("file", "spoil", "words"),
     [
@@ -110,6 +120,9 @@ def _remote(path: Path) -> None:
         ("model.safetensors", _without_layer, "weights of LlavaForConditionalGeneration are not in the checkpoint"),
         ("tokenizer.json", Path.unlink, "its processor cannot be loaded"),
         ("config.json", _remote, "--trust-remote-code"),
+        ("config.json", _text_field("hidden_size", "x"), "'hidden_size': TypeError: .* expected int, got str"),
+        ("config.json", _text_field("head_dim", 0), "the model cannot be loaded"),
+        ("config.json", _text_field("dtype", []), "cannot be used"),
     ],
 )
 def test_a_spoilt_folder_is_told_in_words(tmp_path: Path, file: str, spoil: Any, words: str) -> None:

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from normalign.diagnosis.capture import LayerStep, layer_parts, watch_attention, watch_layers
+from normalign.diagnosis.capture import LayerParts, LayerStep, layer_parts, watch_attention, watch_layers
 from normalign.diagnosis.layers import LayerStatistics, Masks
 
 from ..conftest import Tiny
@@ -48,6 +48,40 @@ def test_a_step_holds_the_layers_own_states_and_the_norms_of_its_halves(tiny: Ti
         for found, added in ((step.attention_BL, kept.attention[index][0]), (step.mlp_BL, kept.mlp[index][0])):
             assert found is not None
             torch.testing.assert_close(found, added.norm(dim=-1))
+
+
+class _Layer(torch.nn.Module):
+    """Adds its halves ``share`` times, and ``other`` times a third thing."""
+
+    def __init__(self, share: float, other: float) -> None:
+        super().__init__()
+        self.attention, self.mlp, self.third = (torch.nn.Linear(32, 32) for _ in range(3))
+        self.share, self.other = share, other
+
+    def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
+        y_BLD = x_BLD + self.attention(x_BLD) * self.share
+        return y_BLD + self.mlp(y_BLD) * self.share + self.third(x_BLD) * self.other
+
+
+@pytest.mark.parametrize(("share", "other"), [(1.0, 0.0), (0.22, 0.0), (1.0, 0.5)])
+def test_norms_of_halves_are_of_what_is_added_and_unknown_where_they_are_not_all(
+    x_BLD: torch.Tensor, share: float, other: float
+) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        layer = _Layer(share, other)
+    steps: list[LayerStep] = []
+    with torch.no_grad(), watch_layers([LayerParts(layer, layer.attention, layer.mlp)], steps.append):
+        layer(x_BLD)
+    (step,) = steps
+    if other:
+        assert step.attention_BL is None and step.mlp_BL is None
+        return
+    attention_BLD = layer.attention(x_BLD) * share
+    assert step.attention_BL is not None and step.mlp_BL is not None
+    torch.testing.assert_close(step.attention_BL, attention_BLD.norm(dim=-1), rtol=1e-5, atol=1e-6)
+    mlp_BLD = step.after_BLD - x_BLD - attention_BLD
+    torch.testing.assert_close(step.mlp_BL, mlp_BLD.norm(dim=-1), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])

@@ -64,6 +64,8 @@ def test_interfaces_of_every_family_are_told(both: Both) -> None:
         found = interface[f"{modality}_at_merge"]
         assert found["mean"] == pytest.approx(norms.mean(), rel=1e-6) and found["tokens"] == len(norms)
     assert all(interface[name]["mean"] > 0 for name in ("vision_output", "projector_input", "projector_output"))
+    if both.result["family"] not in ("llava_next", "llava_onevision"):  # those add an embedding at each line's end
+        assert interface["projector_output"]["tokens"] == interface["visual_at_merge"]["tokens"]
     assert ("visual_vocabulary" in interface) == both.result["visual_vocabulary"]
     if both.result["visual_vocabulary"]:
         table: Any = both.anatomy.projector.weight

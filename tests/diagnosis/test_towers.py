@@ -240,3 +240,17 @@ def test_narrowing_an_image_before_the_centre_crop_changes_no_pixel_of_the_crop(
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (20, 2000, 3), dtype=np.uint8))
     whole = CLIP(images=[image], return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(tower.inputs(image)["pixel_values"], whole, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.SwinConfig(image_size=56, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=7),
+        transformers.DINOv3ConvNextConfig(hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], image_size=56),
+    ],
+)
+def test_a_tower_that_merges_its_tokens_on_the_way_is_refused(config: Any, tmp_path: Path, photos: Path) -> None:
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    SIGLIP.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="its tokens cannot be followed"):
+        measure_tower(load_tower(tmp_path), Pictures(photos))

@@ -23,6 +23,9 @@ SCALES: list[tuple[dict[str, Any], float]] = [
     ({"model_type": "minicpm3", "scale_emb": 12}, 12.0),
     ({"model_type": "kosmos-2", "text_config": {"scale_embedding": True}}, ROOT_OF_WIDTH),
     ({"model_type": "bart", "scale_embedding": False}, 1.0),
+    ({"model_type": "afmoe", "mup_enabled": True}, ROOT_OF_WIDTH),
+    ({"model_type": "afmoe", "mup_enabled": False}, 1.0),
+    ({"model_type": "granite", "embedding_multiplier": float("nan")}, 1.0),
     ({}, 1.0),
 ]
 

@@ -150,6 +150,12 @@ def damaged(folder: Path, content: bytes) -> Path:
     return folder
 
 
+def header_of(shape: list[Any], offsets: list[Any], dtype: Any = "F32") -> bytes:
+    """A file with one tensor of 32 bytes."""
+    header = json.dumps({NAME: {"dtype": dtype, "shape": shape, "data_offsets": offsets}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(32)
+
+
 @pytest.mark.parametrize("cut", [0, 4, 40, -1])
 def test_a_truncated_file_is_refused(tmp_path: Path, cut: int) -> None:
     whole = (checkpoint(tmp_path, {NAME: ROWS}) / "model.safetensors").read_bytes()
@@ -165,6 +171,10 @@ def test_a_truncated_file_is_refused(tmp_path: Path, cut: int) -> None:
         struct.pack("<Q", 9) + b'{"a":null',
         struct.pack("<Q", 31) + b'{"wte.weight":{"dtype":"F32"}}  ',
         struct.pack("<Q", 1 << 40) + b"{}",
+        header_of([4.0, 2], [0, 32]),
+        header_of([-4, -2], [0, 32]),
+        header_of([4, 2], [0, 32.0]),
+        header_of([4, 2], [0, 32], ["F32"]),
     ],
 )
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
@@ -181,7 +191,7 @@ def test_bytes_that_do_not_fill_the_shape_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_rows_that_are_not_finite_are_counted(tmp_path: Path, dtype: torch.dtype, value: float) -> None:
-    rows = ROWS.to(dtype)
+    rows = ROWS.to(dtype, copy=True)
     rows[1:3, 0] = value
     with pytest.raises(ValueError, match="2 embedding rows are not finite"):
         measure_text_norm(find_embedding(str(checkpoint(tmp_path, {NAME: rows}))))

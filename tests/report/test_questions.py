@@ -128,6 +128,29 @@ def test_ratios_and_gaps_come_in_the_order_of_the_ratio(files: dict[str, Path]) 
     assert [gap for *_, gap in points] == sorted(gap for *_, gap in points)
 
 
+def test_a_result_given_twice_counts_once_in_the_correlation(files: dict[str, Path]) -> None:
+    measured = read_results([*files.values(), files["probe"], files["probes"]])
+    assert ratios_and_gaps(measured) == ratios_and_gaps(read_results(list(files.values())))
+
+
+@pytest.mark.parametrize("vocabulary", [{}, "x", {"mean": "x", "std": None}, {"mean": 1e999, "std": 1}])
+def test_a_figure_that_is_none_is_not_measured(files: dict[str, Path], vocabulary: Any) -> None:
+    content = json.loads(files["probes"].read_text())
+    content["models"][0]["interface"]["visual_vocabulary"] = vocabulary
+    files["probes"].write_text(json.dumps(content))
+    measured = read_results([files["probes"]])
+    assert ours(question_rows("RQ4", measured))["Ovis2.5 (Ovis2.5-2B)"] is None
+
+
+def test_a_folder_that_is_not_the_pipelines_breaks_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "mine"
+    for name, content in {"weights": {"vision": {"source": 5}}, "encoder_norm": {"layers": {"a": 1}}}.items():
+        write_json(folder / f"{name}.json", content)
+    write_json(folder / "text_norm.json", [1])
+    write_json(folder / "results" / "v" / "probe.json", {"points": {"stage2": "x"}})
+    assert not any(row.ours for row in question_rows("RQ1", find_results(tmp_path)))
+
+
 def test_correlation_worked_out_by_hand() -> None:
     # Ratios 1, 10, 100, 1000: logarithms equally spaced, as 0, 1, 2, 3; gaps 0, 2, 1, 3: covariance 4, variances 5.
     points = [("a", 1.0, 0.0), ("b", 10.0, 2.0), ("c", 100.0, 1.0), ("d", 1000.0, 3.0)]
@@ -174,6 +197,9 @@ def test_a_run_that_did_not_get_far_leaves_its_cells_empty(
         ("[]", "holds no result"),
         ("{}", "holds no result"),
         ('{"models": 3}', "holds no result"),
+        ('{"T": 3}', "holds no result"),
+        ('{"model": "x", "T": 1e999}', "holds no result"),
+        ('{"model": "x", "layers": [null]}', "holds no result"),
         ("{", "not valid JSON"),
     ],
 )
