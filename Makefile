@@ -18,7 +18,7 @@ flow: $(STAMP)
 
 test: $(STAMP)
 	@echo "test: pytest, two files at a time"
-	@exec $(RUN) -m pytest --numprocesses 2 --dist loadfile
+	@exec $(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	@echo "lint: ruff check"

@@ -133,7 +133,12 @@ class TinyProject:
 
     def matching(self, *words: str) -> list[psutil.Process]:
         """The live processes whose command lines have all ``words``."""
-        return [p for p in self.processes() if p.is_running() and set(words) <= set(p.cmdline())]
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):  # it ended since it was listed
+                if set(words) <= set(process.cmdline()):
+                    found.append(process)
+        return found
 
     def await_process(self, *words: str) -> psutil.Process:
         """The first of ``matching``, once there is one."""
