@@ -1,5 +1,6 @@
 """A tiny DVC project with trivial stages, run by the same code as the real one."""
 
+import contextlib
 import os
 import shutil
 import subprocess
