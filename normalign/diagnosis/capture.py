@@ -113,6 +113,7 @@ class _LayerWatch:
             factors = factors_of(first_tokens(before), first_tokens(after), list(self.first.values()))
             scaled = zip(self.norms.items(), factors or (), strict=False)
             self.norms = {name: norms_BL * abs(factor) for (name, norms_BL), factor in scaled}
+            self.first = {}
         self.take(LayerStep(self.index, before, after, self.norms.pop("attention", None), self.norms.pop("mlp", None)))
 
 

@@ -28,7 +28,8 @@ def factors_of(before_ND: Tensor, after_ND: Tensor, halves: Sequence[Tensor]) ->
     allowed = UNEXPLAINED * update_X.norm() + rounding
 
     def explains(factors_P: Tensor) -> bool:
-        return bool((update_X - halves_XP @ factors_P).norm() <= allowed)
+        # Products by hand: a matrix product in float64 would keep buffers of its own for so little.
+        return bool((update_X - (halves_XP * factors_P).sum(1)).norm() <= allowed)
 
     ones_P = torch.ones(len(halves), dtype=torch.float64)
     if explains(ones_P) or not (update_X.isfinite().all() and halves_XP.isfinite().all()):
