@@ -3,6 +3,7 @@
 import json
 import os
 import queue
+import re
 import sys
 import threading
 from pathlib import Path
@@ -27,11 +28,17 @@ class LiveCurves:
     def __init__(self, profile: str, stage: str, variant: str, work: Path) -> None:
         self.file = STATE / "live" / f"{profile}-{stage}-{variant}.jsonl"
         self.written = 0
-        server = os.environ.get(SERVER)
-        self.sender = _Sender(server, profile, f"{stage} {variant}", work / "mlflow_run") if server else None
+        self.run_of = (profile, f"{stage} {variant}", work / "mlflow_run")
+        self.sender: _Sender | None = None
 
     def __call__(self, rows: list[dict[str, Any]]) -> None:
-        """``rows`` are all rows so far; those not seen before are written."""
+        """``rows`` are all rows so far; those not seen before are written.
+
+        Of several processes the main one alone calls this, so the sender starts here and there is one run.
+        """
+        server = os.environ.get(SERVER)
+        if server and self.sender is None:
+            self.sender = _Sender(server, *self.run_of)
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a" if self.written else "w", encoding="utf-8") as handle:
             for row in rows[self.written :]:
@@ -63,9 +70,8 @@ class _Sender(threading.Thread):
             self._send()
         except Exception as error:  # whatever a server may do, training goes on
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            print(
-                f"{self.name_}: no live curves at {SERVER}={self.server} ({reason}); training goes on", file=sys.stderr
-            )
+            reason = re.sub(r"//[^/@\s]*@", "//", reason)  # an address may hold a password
+            print(f"{self.name_}: no live curves at {SERVER} ({reason}); training goes on", file=sys.stderr)
 
     def _send(self) -> None:
         from mlflow import MlflowClient

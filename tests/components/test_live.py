@@ -61,6 +61,20 @@ def test_a_server_gets_every_step_and_a_resumed_stage_goes_on_in_the_same_run(
     assert "gain_l2" not in run.data.metrics
 
 
+def test_a_process_that_never_reports_opens_no_run_and_no_address_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://somebody:secret@127.0.0.1:9")
+    silent = LiveCurves("ci", "stage1", "norm", tmp_path / "work")
+    silent.close()
+    assert silent.sender is None and list(tmp_path.iterdir()) == []
+    curves = LiveCurves("ci", "stage1", "norm", tmp_path / "work")
+    curves(rows(1))
+    curves.close()
+    printed = capsys.readouterr().err
+    assert "training goes on" in printed and "secret" not in printed
+
+
 @pytest.mark.parametrize("answers", [False, True], ids=["nothing listens", "never answers"])
 def test_a_server_that_cannot_be_reached_costs_the_stage_seconds_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: bool
