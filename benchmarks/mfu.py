@@ -8,41 +8,44 @@ again counts. So the figure is comparable with what others call MFU, without the
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate import Accelerator
+from transformers import AutoConfig
+
+from benchmarks.training import precision
+from normalign.plan.architecture import language_model, vision_tower
+from normalign.plan.compute import training_flops
+from normalign.plan.estimate import PEAK_TFLOPS
+from normalign.plan.memory import Model
+from normalign.plan.parts import counts
+from normalign.plan.sources import published
+from normalign.plan.workload import Workload
+from normalign.settings import Profile, load_profile
+from normalign.training.loop import Samples, train
+from normalign.training.options import TrainingOptions
+from normalign.vlm.chat import IGNORE, Encoded
+from normalign.vlm.forward import Visual
+from normalign.vlm.model import NormalignConfig, NormalignForConditionalGeneration, grid_of
+
 WARM_UP = 3  # steps whose time does not count
 
 
-def utilisation(
-    name: str, *, micro_batch: int, text_tokens: int, steps: int, threads: int, recompute: bool
-) -> dict[str, Any]:
-    """Train ``steps`` steps of ``micro_batch`` samples with one image and ``text_tokens`` tokens each; median step."""
-    import torch
-    from accelerate import Accelerator
-    from transformers import AutoConfig
-
-    from benchmarks.training import precision
-    from normalign.plan.architecture import language_model, vision_tower
-    from normalign.plan.compute import training_flops
-    from normalign.plan.estimate import PEAK_TFLOPS
-    from normalign.plan.memory import Model
-    from normalign.plan.parts import counts
-    from normalign.plan.sources import published
-    from normalign.plan.workload import Workload
-    from normalign.settings import load_profile
-    from normalign.training.loop import Samples, train
-    from normalign.vlm.chat import IGNORE, Encoded
-    from normalign.vlm.forward import Visual
-    from normalign.vlm.model import NormalignConfig, NormalignForConditionalGeneration, grid_of
-
-    torch.set_num_threads(threads)
-    profile = load_profile(name)
-    cuda = torch.cuda.is_available()
+def dimensions(profile: Profile) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Published configurations of a profile's vision tower and language model, every token having its embedding."""
     vision = published()["vision"][profile.weights.vision.source]
     language = dict(published()["language"][profile.weights.language.source])
     language["vocab_size"] = max(language["vocab_size"], language.pop("tokens"))
+    return vision, language
+
+
+def random_model(profile: Profile) -> NormalignForConditionalGeneration:
+    """The profile's model with random weights, made on the GPU where there is one."""
+    vision, language = dimensions(profile)
     config = NormalignConfig(
         vision_config=AutoConfig.for_model(**vision).to_dict(),
         text_config=AutoConfig.for_model(**language).to_dict(),
@@ -52,45 +55,82 @@ def utilisation(
         feature_norm=profile.model.feature_norm,
         aligner={"aligner": "layernorm", "gwc": True},
     )
-    visual = config.image_seq_length = grid_of(config, profile.model.image_size) ** 2
+    config.image_seq_length = grid_of(config, profile.model.image_size) ** 2
     config.tie_word_embeddings = bool(language["tie_word_embeddings"])
+    cuda = torch.cuda.is_available()
     torch.manual_seed(0)
     with torch.device("cuda" if cuda else "cpu"):
         model = NormalignForConditionalGeneration(config)
-        size = profile.model.image_size
-        pixels = torch.randn(micro_batch, 3, size, size)
     model.model.language_model.set_attn_implementation("sdpa" if cuda else "eager")
+    return model
+
+
+def random_samples(config: NormalignConfig, text_tokens: int) -> Callable[[int], Encoded]:
+    """What makes the sample of an index: an image and random text, the second half of it supervised."""
     generator = torch.Generator().manual_seed(0)
-    supervised = text_tokens // 2
 
     def encode(index: int) -> Encoded:
         text = torch.randint(5, config.image_token_index, (text_tokens,), generator=generator).tolist()
         sample = Encoded(str(index), image="random")
-        ids = [config.image_token_index] * visual + text
-        sample.add(ids, [IGNORE] * (len(ids) - supervised) + ids[len(ids) - supervised :])
+        ids = [config.image_token_index] * config.image_seq_length + text
+        silent = len(ids) - text_tokens // 2
+        sample.add(ids, [IGNORE] * silent + ids[silent:])
         return sample
 
-    options = replace(
-        profile.stage2, global_batch=micro_batch, micro_batch=micro_batch, pack=False, gradient_checkpointing=recompute
-    )
+    return encode
+
+
+def step_seconds(
+    model: NormalignForConditionalGeneration, profile: Profile, options: TrainingOptions, **sizes: int
+) -> float:
+    """Median seconds of a step of the training loop; ``sizes``: ``text_tokens`` and ``steps``."""
+    batch, size = options.micro_batch, profile.model.image_size
+    pixels = torch.randn(batch, 3, size, size, device=model.device)
     ends: list[float] = []
-    half = precision() == "bf16"
     with tempfile.TemporaryDirectory() as work:
         train(
             model,
-            Samples(micro_batch * steps, encode, lambda _: Visual(pixels=pixels)),
+            Samples(
+                batch * sizes["steps"],
+                random_samples(model.config, sizes["text_tokens"]),
+                lambda _: Visual(pixels=pixels),
+            ),
             options,
-            accelerator=Accelerator(cpu=not cuda, mixed_precision="bf16" if half else "no"),
+            accelerator=Accelerator(
+                cpu=model.device.type == "cpu", mixed_precision="bf16" if precision() == "bf16" else "no"
+            ),
             pad_id=0,
             work=Path(work),
             description="mfu",
             watch=lambda _: ends.append(time.perf_counter()),
         )
-    seconds = statistics.median(b - a for a, b in zip(ends[WARM_UP - 1 :], ends[WARM_UP:], strict=False))
+    return statistics.median(b - a for a, b in zip(ends[WARM_UP - 1 :], ends[WARM_UP:], strict=False))
+
+
+def operations(profile: Profile, options: TrainingOptions, visual: int, text_tokens: int) -> float:
+    """Operations of one step, by the rules of `normalign plan`."""
+    vision, language = dimensions(profile)
     towers = vision_tower(vision, "published"), language_model(language, "published", language["vocab_size"])
     shape = Model(*towers, profile.model, counts(*towers, profile.model, options))
-    step = Workload(micro_batch, visual, text_tokens, supervised, 1, micro_batch, micro_batch, 1)
-    operations = training_flops(shape, step, cached=False).total
+    batch = options.micro_batch
+    step = Workload(batch, visual, text_tokens, text_tokens // 2, 1, batch, batch, 1)
+    return training_flops(shape, step, cached=False).total
+
+
+def utilisation(
+    name: str, *, micro_batch: int, text_tokens: int, steps: int, threads: int, recompute: bool
+) -> dict[str, Any]:
+    """Train ``steps`` steps of ``micro_batch`` samples with one image and ``text_tokens`` tokens each; median step."""
+    torch.set_num_threads(threads)
+    profile = load_profile(name)
+    options = replace(
+        profile.stage2, global_batch=micro_batch, micro_batch=micro_batch, pack=False, gradient_checkpointing=recompute
+    )
+    model = random_model(profile)
+    visual = model.config.image_seq_length
+    seconds = step_seconds(model, profile, options, text_tokens=text_tokens, steps=steps)
+    done, tokens = operations(profile, options, visual, text_tokens), micro_batch * (visual + text_tokens)
+    cuda = model.device.type == "cuda"
     peak = PEAK_TFLOPS["cuda"] if cuda else PEAK_TFLOPS["cpu"] * threads
     return {
         "profile": name,
@@ -98,11 +138,11 @@ def utilisation(
         "precision": precision(),
         "parameters": sum(p.numel() for p in model.parameters()),
         "visual_tokens": visual,
-        "tokens_per_step": micro_batch * (visual + text_tokens),
-        "tflop_per_step": operations / 1e12,
+        "tokens_per_step": tokens,
+        "tflop_per_step": done / 1e12,
         "seconds_per_step": seconds,
-        "tokens_per_second": micro_batch * (visual + text_tokens) / seconds,
+        "tokens_per_second": tokens / seconds,
         "peak_tflops": peak,
-        "mfu": operations / seconds / (peak * 1e12),
+        "mfu": done / seconds / (peak * 1e12),
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else None,
     }

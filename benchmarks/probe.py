@@ -4,13 +4,15 @@ A random Llama of SmolLM2's width and 16 of its layers, on sequences of several 
 
 - forward: the model alone
 - probe: with norms, cosines, update sizes (whole, attention, MLP) and update directions taken in the layers' hooks
-- hidden_states: `output_hidden_states=True`, then norms, cosines and update sizes of the states kept
+- hidden_states: `output_hidden_states=True`, then the same of the states kept, except for attention and MLP apart,
+  which no state tells
 - probe_attention, attentions: the same two with attention to the image, which needs plain attention;
   `output_attentions=True` keeps every layer's weights
 
-Times are processor times of one thread, the ways taking turns within one process, and the least of all turns counts:
-what else runs on the machine only ever adds to it. The figures that the probe's `summary` makes once, of all passes,
-are timed apart. Peak memory is that of one pass, each in a process of its own, beyond what the model took before.
+Times are processor times of one thread, the ways taking turns within one process; a ratio is the median of those within
+a turn, so that a machine that slows down meanwhile slows both sides. The figures that the probe's `summary` makes once,
+of all passes, are timed apart. Peak memory is that of one pass, each in a process of its own, beyond what the model
+took before.
 """
 
 import argparse
@@ -18,10 +20,11 @@ import ctypes
 import gc
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,17 +103,19 @@ def _probe(model: Any, parts: Any, forward: Callable[..., Any], masks: Any, *, a
 
 
 def _afterwards(model: Any, forward: Callable[..., Any], visual_BL: Any, *, attention: bool) -> list[Any]:
-    """The usual way, in plain torch: per layer and modality the means of norm, cosine and relative update."""
-    from torch.nn.functional import cosine_similarity
+    """The usual way, in plain torch: per layer and modality norm, cosine, relative update and mean update direction."""
+    from torch.nn.functional import cosine_similarity, normalize
 
     model.set_attn_implementation("eager" if attention else "sdpa")
     output = forward(output_hidden_states=True, output_attentions=attention)
     found: list[Any] = []
     for before, after in zip(output.hidden_states[:-1], output.hidden_states[1:], strict=True):
-        norm, cosine = before.norm(dim=-1), cosine_similarity(before, after, dim=-1)
-        update = (after - before).norm(dim=-1) / norm
+        norm, cosine, update = before.norm(dim=-1), cosine_similarity(before, after, dim=-1), after - before
+        size, unit = update.norm(dim=-1) / norm, before / norm[..., None]
+        across = normalize(update - (update * unit).sum(-1, keepdim=True) * unit, dim=-1)
         for mask in (visual_BL, ~visual_BL):
-            found.append([norm[mask].mean(), norm[mask].median(), cosine[mask].mean(), update[mask].median()])
+            found.append([norm[mask].mean(), norm[mask].median(), cosine[mask].mean(), size[mask].median()])
+            found.append(across[mask].sum(0))
     for weights in output.attentions or ():
         share = weights[0][:, ~visual_BL[0]][:, :, visual_BL[0]]
         found.append([share.sum(-1).mean(), -(share * share.clamp_min(1e-30).log()).sum(-1).mean()])
@@ -118,24 +123,32 @@ def _afterwards(model: Any, forward: Callable[..., Any], visual_BL: Any, *, atte
 
 
 def time_part(length: int, turns: int) -> dict[str, list[float]]:
-    """Processor seconds of every way, ``turns`` times, one after the other in every turn."""
+    """Processor seconds of every way, ``turns`` times, one after the other in every turn; a quarter with attention."""
     import torch
 
     torch.set_num_threads(1)
     seconds: dict[str, list[float]] = {}
     with torch.no_grad():
-        compared = {k: v for k, v in ways(length).items() if length <= MAX_ATTENTION_LENGTH or "attention" not in k}
-        for turn in range(turns + 1):
-            for name, run in compared.items():
-                start = time.process_time()
-                run()
-                if turn:  # the first warms up
-                    seconds.setdefault(name, []).append(time.process_time() - start)
+        compared = ways(length)
+        _take_turns(compared, WAYS[:3], turns, seconds)
+        if length <= MAX_ATTENTION_LENGTH:
+            _take_turns(compared, WAYS[3:], -(-turns // 4), seconds)
         measured, _ = compared["probe"]()
         start = time.process_time()
         measured.summary()
         seconds["summary"] = [time.process_time() - start]
     return seconds
+
+
+def _take_turns(
+    compared: dict[str, Callable[[], Any]], names: Sequence[str], turns: int, seconds: dict[str, list[float]]
+) -> None:
+    for turn in range(turns + 1):
+        for name in names:
+            start = time.process_time()
+            compared[name]()
+            if turn:  # the first warms up
+                seconds.setdefault(name, []).append(time.process_time() - start)
 
 
 def memory_part(length: int, way: str) -> int:
@@ -161,18 +174,18 @@ def _status(field: str) -> int:
 
 def measure(length: int, turns: int) -> dict[str, Any]:
     """All figures at one length; ratios of the probe to the other ways (below 1: less)."""
-    seconds = in_own_process("time_part", length, turns * max(1, 1024 // length))  # short ones are over soon
+    seconds = in_own_process("time_part", length, turns * max(1, 4096 // length))  # short ones are over soon
     peaks = {way: in_own_process("memory_part", length, way) for way in WAYS if way in seconds}
 
     def ratio(way: str, other: str) -> float | None:
         if other not in seconds:
             return None
-        return min(seconds[way]) / min(seconds[other])
+        return statistics.median(a / b for a, b in zip(seconds[way], seconds[other], strict=True))
 
     state = length * WIDTH * 4
     result = {
         "tokens": length,
-        "seconds": {way: min(values) for way, values in seconds.items()},
+        "seconds": {way: statistics.median(values) for way, values in seconds.items()},
         "peak_mb": {way: peak / 1e6 for way, peak in peaks.items()},
         "time_vs_forward": ratio("probe", "forward"),
         "time_vs_hidden_states": ratio("probe", "hidden_states"),

@@ -186,134 +186,6 @@ def run_ours(setup: Setup) -> dict[str, Any]:
     }
 
 
-def run_stock(setup: Setup) -> dict[str, Any]:
-    """`Trainer` and `LlavaForConditionalGeneration` as they come, on the same samples in the same order."""
-    import torch
-    from torch.optim.lr_scheduler import LambdaLR
-    from torch.utils.data import Dataset
-    from transformers import (
-        DataCollatorForSeq2Seq,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-        Trainer,
-        TrainingArguments,
-    )
-
-    from normalign.training.loop import batches, rate_factor
-
-    options, ours = setup.options(), setup.model
-    fields = ours.config.to_dict()
-    config = LlavaConfig(
-        vision_config=fields["vision_config"],
-        text_config=fields["text_config"],
-        image_token_index=ours.config.image_token_index,
-        vision_feature_layer=-1,
-        vision_feature_select_strategy="default",
-        image_seq_length=ours.config.image_seq_length,
-        tie_word_embeddings=ours.config.tie_word_embeddings,
-    )
-    model = LlavaForConditionalGeneration(config)
-    missing, unexpected = model.load_state_dict(ours.state_dict(), strict=False)
-    if missing or unexpected:
-        raise RuntimeError(f"weights do not fit: missing {missing}, unexpected {unexpected}")
-    del setup.model  # its memory must not count
-    del ours
-    model.tie_weights()
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(setup.task.stage == "stage2" or "multi_modal_projector" in name)
-    steps = batches(setup.task.records, options)
-
-    def samples_of(index: int) -> list[Any]:
-        turns = setup.turns(index)
-        return (
-            [setup.encode(index, [t], False) for t in turns]
-            if setup.task.per_turn
-            else [setup.encode(index, turns, False)]
-        )
-
-    grouped = [[s for index in step for s in samples_of(index)] for step in steps]
-    flat = [sample for group in grouped for sample in group]
-
-    class Data(Dataset[dict[str, Any]]):
-        def __len__(self) -> int:
-            return len(flat)
-
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            sample = flat[index]
-            return {
-                "input_ids": sample.ids,
-                "attention_mask": [1] * len(sample.ids),
-                "labels": sample.labels,
-                "pixel_values": setup.pixels([int(sample.id)])[0],
-            }
-
-    losses: list[float] = []
-    widths: list[int] = []
-    pad = DataCollatorForSeq2Seq(setup.processor.tokenizer, padding=True)
-
-    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        pixels = torch.stack([row.pop("pixel_values") for row in rows])
-        batch = pad(rows)
-        widths.append(batch["input_ids"].numel())
-        return {**batch, "pixel_values": pixels}
-
-    class InOrder(torch.utils.data.Sampler[list[int]]):
-        """The batches of our loop: a step's records, however many samples they make."""
-
-        def __init__(self) -> None:
-            self.ends = [0]
-            for group in grouped:
-                self.ends.append(self.ends[-1] + len(group))
-
-        def __len__(self) -> int:
-            return len(grouped)
-
-        def __iter__(self) -> Any:
-            return (list(range(a, b)) for a, b in zip(self.ends, self.ends[1:], strict=False))
-
-    class SameSteps(Trainer):
-        def get_train_dataloader(self) -> Any:
-            return torch.utils.data.DataLoader(Data(), batch_sampler=InOrder(), collate_fn=collate)
-
-        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-            self.lr_scheduler = LambdaLR(
-                optimizer or self.optimizer,  # type: ignore[arg-type]  # made by then
-                lambda s: rate_factor(s, len(steps), options.warmup_ratio),
-            )
-            return self.lr_scheduler
-
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            loss = super().compute_loss(*args, **kwargs)
-            losses.append(float((loss[0] if isinstance(loss, tuple) else loss).detach()))
-            return loss
-
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            max_steps=len(steps),
-            learning_rate=RATE,
-            adam_beta2=options.betas[1],
-            max_grad_norm=options.clip_norm,
-            bf16=setup.task.stock_bf16 or precision() == "bf16",
-            use_cpu=not torch.cuda.is_available(),
-            save_strategy="no",
-            report_to=[],
-            logging_strategy="no",
-            seed=SEED,
-        )
-        trainer = SameSteps(model=model, args=arguments, train_dataset=Data())
-        start = time.perf_counter()
-        trainer.train()
-        end = time.perf_counter()
-    return {
-        "train_seconds": end - start,
-        "losses": losses,
-        "supervised_tokens": sum(sample.supervised for sample in flat),
-        "processed_tokens": sum(widths),
-        "samples": len(flat),
-    }
-
-
 def aligner_overhead(task: Task, repeats: int) -> float:
     """Share of a stage-1 step that aligner and compensation add: their own forward and backward against the step's."""
     import torch
@@ -396,6 +268,9 @@ def measure(side: str, task: Task) -> dict[str, Any]:
 
 
 def run_one(side: str, task: Task) -> dict[str, Any]:
+    """What a side's own process does."""
+    from benchmarks.stock import run_stock
+
     setup = Setup(task)
     result = run_ours(setup) if side == "ours" else run_stock(setup)
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -418,7 +293,75 @@ def compare(task: Task) -> dict[str, Any]:
     }
 
 
+def table(threads: int, *, as_json: bool) -> None:
+    """Print the step time by sequence length and batch."""
+    rows = step_times(threads, (256, 512, 1024, 2048), (1, 2, 4, 8))
+    if as_json:
+        print(json.dumps(rows))
+        return
+    print(f"{'length':>6} {'batch':>5} {'seconds':>8} {'tokens/s':>9}")
+    for row in rows:
+        print(f"{row['length']:>6} {row['batch']:>5} {row['seconds']:>8.2f} {row['tokens_per_second']:>9.0f}")
+
+
+def side_by_side(common: dict[str, Any], *, stock_bf16: bool, as_json: bool) -> None:
+    """Measure every task on both sides and print figures."""
+    tasks = {
+        "stage1": Task("stage1", True, **common),
+        "stage2": Task("stage2", True, **common),
+        "stage2_joint": Task("stage2", False, **common),
+    }
+    results = {name: compare(task) for name, task in tasks.items()}
+    figures = {
+        "precision": precision(),
+        "threads": common["threads"],
+        "stage1_speedup": results["stage1"]["speedup"],
+        "stage1_speedup_three_variants": results["stage1"]["speedup_three_variants"],
+        "stage2_speedup": results["stage2"]["speedup"],
+        "stage2_joint_speedup": results["stage2_joint"]["speedup"],
+        "stage2_memory_ratio": results["stage2"]["memory_ratio"],
+        "padding_waste": max(r["ours"]["padding_waste"] for r in results.values()),
+        "aligner_overhead": aligner_overhead(tasks["stage1"], 5),
+        "loss_difference": max(r["loss_difference"] for r in results.values()),
+    }
+    if stock_bf16:
+        slow = measure("stock", replace(tasks["stage1"], stock_bf16=True))["train_seconds"]
+        fast = results["stage1"]["stock"]["train_seconds"]
+        figures["stage1_speedup_over_bf16"] = results["stage1"]["speedup"] * slow / fast
+    if as_json:
+        print(json.dumps(figures | {"runs": results}))
+        return
+    print(f"{'':<14} {'side':<6} {'s':>7} {'records/s':>10} {'sup. tok/s':>11} {'tokens':>8} {'peak GB':>8}")
+    for name, result in results.items():
+        for side in ("stock", "ours"):
+            r = result[side]
+            seconds = r["train_seconds"] + r.get("cache_seconds", 0.0)
+            print(
+                f"{name:<14} {side:<6} {seconds:>7.1f} {common['records'] / seconds:>10.2f} "
+                f"{r['supervised_tokens'] / seconds:>11.1f} {r['processed_tokens']:>8} {r['peak_rss_gb']:>8.2f}"
+            )
+    for name, value in figures.items():
+        print(f"{name:<30} {value:.4g}" if isinstance(value, float) else f"{name:<30} {value}")
+
+
+def mfu(arguments: argparse.Namespace) -> None:
+    """Print the utilisation at a profile's dimensions."""
+    from benchmarks.mfu import utilisation
+
+    found = utilisation(
+        arguments.mfu,
+        micro_batch=arguments.batch,
+        text_tokens=arguments.text_tokens,
+        steps=arguments.steps,
+        threads=arguments.threads,
+        recompute=arguments.recompute,
+    )
+    lines = (f"{name:<18} {value}" for name, value in found.items())
+    print(json.dumps(found) if arguments.json else "\n".join(lines))
+
+
 def main() -> None:
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     parser.add_argument("--records", type=int, default=32, help="records to train on (default: 32)")
@@ -441,64 +384,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(run_one(arguments.one, Task(**json.loads(arguments.task)))))
-        return
-    if arguments.table:
-        table = step_times(arguments.threads, (256, 512, 1024, 2048), (1, 2, 4, 8))
-        print(json.dumps(table) if arguments.json else "\n".join(str(row) for row in table))
-        return
-    if arguments.mfu:
-        from benchmarks.mfu import utilisation
-
-        found = utilisation(
-            arguments.mfu,
-            micro_batch=arguments.batch,
-            text_tokens=arguments.text_tokens,
-            steps=arguments.steps,
-            threads=arguments.threads,
-            recompute=arguments.recompute,
-        )
-        lines = (f"{name:<18} {value}" for name, value in found.items())
-        print(json.dumps(found) if arguments.json else "\n".join(lines))
-        return
-    common = {"records": arguments.records, "batch": arguments.batch, "threads": arguments.threads}
-    tasks = {
-        "stage1": Task("stage1", True, **common),
-        "stage2": Task("stage2", True, **common),
-        "stage2_joint": Task("stage2", False, **common),
-    }
-    results = {name: compare(task) for name, task in tasks.items()}
-    if arguments.stock_bf16:
-        slow = measure("stock", replace(tasks["stage1"], stock_bf16=True))["train_seconds"]
-        fast = results["stage1"]["stock"]["train_seconds"]
-        results["stage1"]["speedup_over_bf16"] = results["stage1"]["speedup"] * slow / fast
-    figures = {
-        "precision": precision(),
-        "threads": arguments.threads,
-        "stage1_speedup": results["stage1"]["speedup"],
-        "stage1_speedup_three_variants": results["stage1"]["speedup_three_variants"],
-        "stage2_speedup": results["stage2"]["speedup"],
-        "stage2_joint_speedup": results["stage2_joint"]["speedup"],
-        "stage2_memory_ratio": results["stage2"]["memory_ratio"],
-        "padding_waste": max(r["ours"]["padding_waste"] for r in results.values()),
-        "aligner_overhead": aligner_overhead(tasks["stage1"], 5),
-        "loss_difference": max(r["loss_difference"] for r in results.values()),
-    }
-    if arguments.stock_bf16:
-        figures["stage1_speedup_over_bf16"] = results["stage1"]["speedup_over_bf16"]
-    if arguments.json:
-        print(json.dumps(figures | {"runs": results}))
-        return
-    print(f"{'':<14} {'side':<6} {'s':>7} {'records/s':>10} {'sup. tok/s':>11} {'tokens':>8} {'peak GB':>8}")
-    for name, result in results.items():
-        for side in ("stock", "ours"):
-            r = result[side]
-            seconds = r["train_seconds"] + r.get("cache_seconds", 0.0)
-            print(
-                f"{name:<14} {side:<6} {seconds:>7.1f} {arguments.records / seconds:>10.2f} "
-                f"{r['supervised_tokens'] / seconds:>11.1f} {r['processed_tokens']:>8} {r['peak_rss_gb']:>8.2f}"
-            )
-    for name, value in figures.items():
-        print(f"{name:<30} {value:.4g}" if isinstance(value, float) else f"{name:<30} {value}")
+    elif arguments.table:
+        table(arguments.threads, as_json=arguments.json)
+    elif arguments.mfu:
+        mfu(arguments)
+    else:
+        common = {name: getattr(arguments, name) for name in ("records", "batch", "threads")}
+        side_by_side(common, stock_bf16=arguments.stock_bf16, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def run(profile: Profile) -> str:
         pixels = pixels_of(processor, images).to(model.device)
         norms.add(lambda pixels=pixels: selected.append(model.model.encode(pixels)))  # type: ignore[misc]
     features = torch.cat(selected)
-    token_norms = features.norm(dim=-1).flatten()
+    token_norms = features.norm(dim=-1).flatten().cpu()
     chosen = summarise_norms(token_norms, vision_sinks(token_norms))
     text = read_json(profile.folder / "text_norm.json")["T"]
     grid = round(features.shape[1] ** 0.5)

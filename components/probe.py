@@ -132,6 +132,7 @@ class _Probe:
         model = self.model.model
         self._calibrate(samples)
         layers = model.language_model.layers
+        parts = layer_parts(layers)
         statistics = LayerStatistics(len(layers), model.config.text_config.hidden_size)
         attention = AttentionStatistics(len(layers))
         interface: dict[str, list[Tensor]] = {
@@ -147,10 +148,10 @@ class _Probe:
             embeddings = model.embed(ids, model.project(features))
             handle.remove()
             for name, tokens in zip(interface, (features, *caught, embeddings[~visual]), strict=True):
-                interface[name].append(tokens.float().norm(dim=-1).flatten())
+                interface[name].append(tokens.float().norm(dim=-1).flatten().cpu())
             masks = Masks(visual, ~visual)
             with (
-                watch_layers(layer_parts(layers), partial(statistics.add, masks=masks)),
+                watch_layers(parts, partial(statistics.add, masks=masks)),
                 watch_attention(layers, partial(attention.add, masks=masks)),
             ):
                 model.language_model(inputs_embeds=embeddings, use_cache=False)

@@ -151,6 +151,11 @@ def _notes(anatomy: Anatomy, record: dict[str, Any]) -> list[str]:
             "updates, not tokens, so T is no target for them: they pass no aligner, and from there on visual tokens "
             "have the norm that the model gives them"
         )
+    if any(name.rpartition(".")[2] == "image_newline" for name, _ in anatomy.model.named_parameters()):
+        notes.append(
+            "the token that ends each row of image tokens (image_newline) is a parameter of its own and no output of "
+            "the projector: it passes no aligner"
+        )
     if anatomy.visual_vocabulary:
         notes.append(
             "visual tokens are mixtures of a visual vocabulary. The paper found no asymmetry in such a model although "

@@ -14,6 +14,7 @@ from normalign.anatomy import Anatomy, inputs_of, visual_mask
 from normalign.attach.fold import output_of
 from normalign.attach.merge import Merge, first_layer_input
 from normalign.diagnosis.pictures import Pictures
+from normalign.diagnosis.tokens import exact
 
 PROMPT = "Describe the image."
 MERGE_TOLERANCE = 0.1  # a placeholder's embedding to which tokens are added is not quite orthogonal to them
@@ -95,7 +96,7 @@ def projector_call(anatomy: Anatomy, inputs: dict[str, Any]) -> ProjectorCall:
             f"{path} makes vectors of {output.shape[-1]}, the text embeddings have {anatomy.width}: it is not the "
             "projector; name that with --projector"
         )
-    norms_N = torch.cat([output.double().norm(dim=-1).flatten() for _, _, output in calls])
+    norms_N = torch.cat([exact(output).norm(dim=-1).flatten() for _, _, output in calls])
     return ProjectorCall(args, keywords, norms_N, entering_BLD)
 
 
@@ -115,7 +116,7 @@ def check_merge(anatomy: Anatomy, merge: Merge, inputs: dict[str, Any]) -> None:
             "placeholder's; give that with --image-token-id"
         )
     leaving = call.norms_N.median().item()
-    entering = call.entering_BLD[visual_BL].double().norm(dim=-1).median().item()
+    entering = exact(call.entering_BLD[visual_BL]).norm(dim=-1).median().item()
     expected = merge.norm_of(leaving)
     if not abs(entering - expected) <= MERGE_TOLERANCE * expected:
         raise ValueError(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from normalign.anatomy import Anatomy
+from normalign.diagnosis.tokens import exact
 from normalign.embeddings.statistics import text_norm_statistics
 from normalign.norms.aligner import whole
 
@@ -48,9 +49,7 @@ def text_norm_as_used(anatomy: Anatomy) -> float:
     weight_VD = anatomy.embedding.weight
     norms_V = torch.cat(
         [
-            whole(
-                torch.linalg.vector_norm(weight_VD[start : start + ROWS_AT_ONCE].detach(), dim=-1, dtype=torch.double)
-            )
+            whole(exact(weight_VD[start : start + ROWS_AT_ONCE].detach()).norm(dim=-1))
             for start in range(0, weight_VD.shape[0], ROWS_AT_ONCE)
         ]
     )
@@ -112,10 +111,10 @@ def _merged(anatomy: Anatomy, *, packed: bool) -> Merge:
             visual_indicator_features=torch.zeros(0, anatomy.width),
         )
         keywords = {"input_ids": ids_BL, "mm_encoder_outputs": {"image": image}, "position_ids": positions}
-        return first_layer_input(anatomy, lambda: anatomy.core(**keywords))[0, 1:-1].double()
+        return exact(first_layer_input(anatomy, lambda: anatomy.core(**keywords))[0, 1:-1])
 
     once_ND, twice_ND = entering(1.0), entering(2.0)
-    exact_ND = visual_ND.double()
+    exact_ND = exact(visual_ND)
     scale = ((twice_ND - once_ND) * exact_ND).sum().item() / exact_ND.square().sum().item()
     added = (once_ND - scale * exact_ND).norm(dim=-1).mean().item()
     return Merge(scale, added if added > 1e-3 * once_ND.norm(dim=-1).mean().item() else 0.0)
@@ -127,4 +126,4 @@ def _decoder_only(anatomy: Anatomy) -> Merge:
         entering = first_layer_input(anatomy, lambda: anatomy.language(inputs_embeds=made_ND[None]))
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return Merge()
-    return Merge((entering.double().norm() / made_ND.double().norm()).item())
+    return Merge((exact(entering).norm() / exact(made_ND).norm()).item())

@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from normalign.anatomy import Anatomy, find_anatomy, visual_mask
 from normalign.attach.merge import text_norm_as_used
+from normalign.diagnosis.tokens import exact
 
 FIRST_LAYERS = 8  # where the paper sees the gap, and where it must be read
 
@@ -128,7 +129,7 @@ class NormWatch(TrainerCallback):
 
     def _add(self, training: bool, name: str, values_N: Tensor) -> None:
         """Sum and count stay on the device: nothing waits for it before a log."""
-        new = torch.stack([values_N.sum(), values_N.new_tensor(values_N.numel())]).double()
+        new = exact(torch.stack([values_N.sum(), values_N.new_tensor(values_N.numel())]))
         sums = self._sums[training]
         sums[name] = sums[name] + new if name in sums else new
 

@@ -86,8 +86,15 @@ def _check_writable(out: Path) -> None:
 
 
 def _write(results: Sequence[dict[str, Any]], out: Path) -> Path:
-    for number, result in enumerate(results, 1):
-        write_json((out if len(results) == 1 else out / str(number)) / "result.json", result)
+    """The results and their page; results of an earlier run, which the page does not show, go."""
+    numbered = {out / str(number) / "result.json": result for number, result in enumerate(results, 1)}
+    files = {out / "result.json": results[0]} if len(results) == 1 else numbered
+    for path, result in files.items():
+        write_json(path, result)
+    for old in {out / "result.json", *out.glob("[1-9]*/result.json")} - set(files):
+        old.unlink(missing_ok=True)
+        if old.parent != out and not any(old.parent.iterdir()):
+            old.parent.rmdir()
     return write_page(results, out)
 
 

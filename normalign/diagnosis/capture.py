@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from normalign.anatomy import UnknownStructureError, attention_of, mlp_of
 from normalign.diagnosis.halves import factors_of, first_tokens
-from normalign.diagnosis.tokens import token_norms
+from normalign.diagnosis.tokens import token_norms, with_float64
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,18 @@ def first_tensor(value: Any) -> Tensor | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class LayerParts:
     """A decoder layer, and the modules in it that write to the residual stream; None where its structure does not tell.
 
-    Found once per model: it means reading source code.
+    Found once per model: it means reading source code. ``factors``, by name of the half, are what the layer multiplies
+    its halves by: none if it is no sum of them, and None until a pass in which both ran has told.
     """
 
     layer: nn.Module
     attention: nn.Module | None
     mlp: nn.Module | None
+    factors: dict[str, float] | None = None
 
 
 def layer_parts(layers: Sequence[nn.Module]) -> list[LayerParts]:
@@ -74,25 +76,25 @@ def watch_layers(parts: Sequence[LayerParts], take: Callable[[LayerStep], None])
     """Call ``take`` after every decoder layer of the forward passes made meanwhile."""
     with ExitStack() as stack:
         for index, each in enumerate(parts):
-            _LayerWatch(index, take).attach(each, stack)
+            _LayerWatch(index, each, take).attach(stack)
         yield
 
 
 class _LayerWatch:
     """Holds one layer's input (which the caller of the layer holds too) until the layer has run."""
 
-    def __init__(self, index: int, take: Callable[[LayerStep], None]) -> None:
-        self.index, self.take = index, take
+    def __init__(self, index: int, parts: LayerParts, take: Callable[[LayerStep], None]) -> None:
+        self.index, self.parts, self.take = index, parts, take
         self.before: Tensor | None = None
         self.norms: dict[str, Tensor] = {}
-        self.first: dict[str, Tensor] = {}  # what each half added to the first tokens
+        self.first: dict[str, Tensor] = {}  # what each half added to the first tokens, until its factor is known
 
-    def attach(self, parts: LayerParts, stack: ExitStack) -> None:
-        stack.enter_context(hook_inputs(parts.layer, self._begin))
-        for name, half in (("attention", parts.attention), ("mlp", parts.mlp)):
+    def attach(self, stack: ExitStack) -> None:
+        stack.enter_context(hook_inputs(self.parts.layer, self._begin))
+        for name, half in (("attention", self.parts.attention), ("mlp", self.parts.mlp)):
             if half is not None:
                 stack.enter_context(hook_output(half, partial(self._half, name)))
-        stack.enter_context(hook_output(parts.layer, self._end))
+        stack.enter_context(hook_output(self.parts.layer, self._end))
 
     def _begin(self, before: Tensor) -> None:
         self.before, self.norms, self.first = before, {}, {}
@@ -101,20 +103,29 @@ class _LayerWatch:
         added = first_tensor(output)
         if added is not None and self.before is not None and added.shape[-1] == self.before.shape[-1]:
             self.norms[name] = token_norms(added).reshape(self.before.shape[:-1])
-            self.first[name] = first_tokens(added)
+            if self.parts.factors is None:
+                self.first[name] = first_tokens(added)
 
     def _end(self, output: Any) -> None:
         before, after = self.before, first_tensor(output)
         self.before = None
         if before is None or after is None:
             raise ValueError(f"decoder layer {self.index} has no tensor as its first input and output")
+        after = with_float64(after)
         before = before.to(after.device)  # where layers lie on several devices
         if len(self.first) == 2:
-            factors = factors_of(first_tokens(before), first_tokens(after), list(self.first.values()))
-            scaled = zip(self.norms.items(), factors or (), strict=False)
-            self.norms = {name: norms_BL * abs(factor) for (name, norms_BL), factor in scaled}
-            self.first = {}
-        self.take(LayerStep(self.index, before, after, self.norms.pop("attention", None), self.norms.pop("mlp", None)))
+            found = factors_of(first_tokens(before), first_tokens(after), list(self.first.values()))
+            self.parts.factors = dict(zip(self.first, found or (), strict=False))
+        self.first = {}
+        attention_BL, mlp_BL = self._added("attention"), self._added("mlp")
+        self.take(LayerStep(self.index, before, after, attention_BL, mlp_BL))
+
+    def _added(self, name: str) -> Tensor | None:
+        """Norms of what a half added in this pass, if that is known."""
+        norms_BL, factors = self.norms.pop(name, None), self.parts.factors
+        if norms_BL is None or factors is None or factors.get(name) == 1.0:
+            return norms_BL
+        return norms_BL * abs(factors[name]) if name in factors else None
 
 
 @contextmanager
@@ -127,7 +138,7 @@ def watch_attention(layers: Sequence[nn.Module], take: Callable[[int, Tensor], N
     def catch(index: int, output: Any) -> None:
         for value in output if isinstance(output, tuple) else ():
             if isinstance(value, Tensor) and value.ndim == 4 and value.shape[-2] == value.shape[-1]:
-                take(index, value.detach())
+                take(index, with_float64(value.detach()))
                 return
 
     with ExitStack() as stack:

@@ -48,7 +48,7 @@ class EncoderNorms:
     def _input(self, _module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         hidden_BLE = inputs[0] if inputs else keywords["hidden_states"]
         self.entered = tuple(hidden_BLE.shape)
-        self.norms[0].append(hidden_BLE.float().norm(dim=-1).flatten())
+        self.norms[0].append(hidden_BLE.float().norm(dim=-1).flatten().cpu())
 
     def _catch(self, index: int) -> Callable[..., None]:
         def catch(_module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -58,9 +58,9 @@ class EncoderNorms:
                     f"block {index} makes {tuple(hidden_BLE.shape)} of {self.entered}, so its tokens cannot be "
                     "followed; only towers that keep their tokens are measured"
                 )
-            self.norms[index].append(hidden_BLE.float().norm(dim=-1).flatten())
+            self.norms[index].append(hidden_BLE.float().norm(dim=-1).flatten().cpu())
             if index == len(self.layers) and self.final_norm is not None:
-                self.after.append(self.final_norm(hidden_BLE).float().norm(dim=-1).flatten())
+                self.after.append(self.final_norm(hidden_BLE).float().norm(dim=-1).flatten().cpu())
 
         return catch
 

@@ -1,12 +1,14 @@
 """What a decoder layer multiplies its halves by when it adds them to the residual stream.
 
-Shape suffixes: N tokens, D width, X all of their numbers, P halves.
+Shape suffixes: N tokens, D width, P halves, X all numbers of the tokens.
 """
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from normalign.diagnosis.tokens import at_least_float32
 
 CHECKED_TOKENS = 16  # of each pass and layer: ample for two factors, and cheap
 UNEXPLAINED = 0.02  # share of an update that may be left over
@@ -22,17 +24,20 @@ def factors_of(before_ND: Tensor, after_ND: Tensor, halves: Sequence[Tensor]) ->
 
     None if the update is no such sum: the layer adds something else too, or scales its state.
     """
-    rounding = torch.finfo(after_ND.dtype).eps * after_ND.double().norm().cpu()
-    update_X = (after_ND.double() - before_ND.double()).flatten().cpu()
-    halves_XP = torch.stack([half_ND.double().flatten().cpu() for half_ND in halves], dim=1)
-    allowed = UNEXPLAINED * update_X.norm() + rounding
+    numbers = [at_least_float32(x_ND).flatten().cpu() for x_ND in (before_ND, after_ND, *halves)]
+    before_X, after_X, *halves_X = numbers
+    update_X = after_X - before_X
+    allowed = UNEXPLAINED * float(update_X.norm()) + torch.finfo(after_ND.dtype).eps * float(after_X.norm())
 
-    def explains(factors_P: Tensor) -> bool:
-        # Products by hand: a matrix product in float64 would keep buffers of its own for so little.
-        return bool((update_X - (halves_XP * factors_P).sum(1)).norm() <= allowed)
+    def explains(factors: Sequence[float]) -> bool:
+        rest_X = update_X.clone()
+        for factor, half_X in zip(factors, halves_X, strict=True):
+            rest_X -= factor * half_X
+        return float(rest_X.norm()) <= allowed
 
-    ones_P = torch.ones(len(halves), dtype=torch.float64)
-    if explains(ones_P) or not (update_X.isfinite().all() and halves_XP.isfinite().all()):
-        return ones_P.tolist()
-    fitted_P = torch.linalg.lstsq(halves_XP, update_X[:, None], driver="gelsd").solution[:, 0]
-    return fitted_P.tolist() if explains(fitted_P) else None
+    ones = [1.0] * len(halves)
+    if explains(ones) or not all(bool(x.isfinite().all()) for x in numbers):
+        return ones
+    halves_XP = torch.stack(halves_X, dim=1).double()
+    fitted = torch.linalg.lstsq(halves_XP, update_X.double()[:, None], driver="gelsd").solution[:, 0].tolist()
+    return fitted if explains(fitted) else None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normalign.diagnosis.capture import LayerStep
-from normalign.diagnosis.tokens import TokenSteps, at_least_float32, reduce_step
+from normalign.diagnosis.tokens import TokenSteps, at_least_float32, reduce_step, with_float64
 from normalign.norms.rank import StreamedGram
 from normalign.norms.statistics import language_sinks, summarise_norms, sync_gap
 from normalign.norms.theory import predict_angles, update_correlation
@@ -24,17 +24,17 @@ class Masks:
     """Which positions (B, L) of a batch are visual tokens and which text; padding is neither.
 
     ``flat``: their indices among all positions. ``ranked``: those of equally many of both in every sample, evenly
-    chosen. ``live_N``: the indices of all that are not padding, or None without padding; ``share_MN`` (float64): 1
+    chosen. ``live_N``: the indices of all that are not padding, or None without padding; ``share_MN``: 1
     where one of them belongs to a modality, else 0.
     """
 
     def __init__(self, visual_BL: Tensor, text_BL: Tensor) -> None:
         self.visual_BL, self.text_BL = visual_BL, text_BL
-        masks_MBL = torch.stack([visual_BL, text_BL])
+        masks_MBL = with_float64(torch.stack([visual_BL, text_BL]))
         self.flat = {m: mask.flatten().nonzero().squeeze(1) for m, mask in zip(MODALITIES, masks_MBL, strict=True)}
         live = masks_MBL.any(0).flatten()
         self.live_N = None if bool(live.all()) else live.nonzero().squeeze(1)
-        self.share_MN = masks_MBL.flatten(1)[:, live].double()
+        self.share_MN = masks_MBL.flatten(1)[:, live].float()
         wanted_B = masks_MBL.sum(-1).amin(0)
         self.ranked = {m: _spread(mask, wanted_B) for m, mask in zip(MODALITIES, masks_MBL, strict=True)}
 
@@ -70,8 +70,8 @@ class LayerStatistics:
         live_N = None if live_N is None else live_N.to(device)
         before_ND, after_ND = _rows(step.before_BLD, live_N), _rows(step.after_BLD, live_N)
         columns_CN, sums_MD = reduce_step(before_ND, after_ND, masks.share_MN.to(device))
-        halves = [_half(half, live_N, columns_CN[0]) for half in (step.attention_BL, step.mlp_BL)]
-        self.columns[step.index].append((torch.cat([columns_CN, torch.stack(halves)]).cpu(), masks))
+        halves_1N = [_half(norms_BL, live_N, columns_CN[:1]) for norms_BL in (step.attention_BL, step.mlp_BL)]
+        self.columns[step.index].append((torch.cat([columns_CN, *halves_1N]).cpu(), masks))
         self.turning[step.index] += sums_MD.cpu()
         for modality, grams in self.grams.items():
             ranked_N = masks.ranked[modality].to(device)
@@ -145,12 +145,12 @@ def _rows(x_BLD: Tensor, live_N: Tensor | None) -> Tensor:
     return at_least_float32(x_ND if live_N is None else x_ND[live_N])
 
 
-def _half(norms_BL: Tensor | None, live_N: Tensor | None, like_N: Tensor) -> Tensor:
-    """Norms (N,) of what one half of a layer added; NaN where that is not known."""
+def _half(norms_BL: Tensor | None, live_N: Tensor | None, like_1N: Tensor) -> Tensor:
+    """Norms (1, N) of what one half of a layer added; NaN where that is not known."""
     if norms_BL is None:
-        return torch.full_like(like_N, torch.nan)
-    norms_N = norms_BL.flatten().to(like_N)
-    return norms_N if live_N is None else norms_N[live_N]
+        return torch.full_like(like_1N, torch.nan)
+    norms_1N = norms_BL.reshape(1, -1).to(like_1N)
+    return norms_1N if live_N is None else norms_1N[:, live_N]
 
 
 def _mean(x_N: Tensor) -> float:

@@ -17,7 +17,7 @@ from normalign.diagnosis.capture import layer_parts, watch_attention, watch_laye
 from normalign.diagnosis.interface import InterfaceNorms
 from normalign.diagnosis.layers import LayerStatistics, Masks
 from normalign.diagnosis.routing import RoutingStatistics, find_mixtures
-from normalign.diagnosis.tokens import token_norms
+from normalign.diagnosis.tokens import exact, token_norms
 from normalign.embeddings.statistics import text_norm_statistics
 
 ATTENTION_BYTES = 1 << 30  # of one layer's attention weights; above, attention is not measured on that batch
@@ -144,5 +144,5 @@ def embedding_text_norm(anatomy: Anatomy) -> float:
     """T of the model as its embedding is stored: mean norm of the non-zero rows (UB §5.1)."""
     with align_module_device(anatomy.embedding):  # where it is offloaded, its weights come for the while
         table_VD = anatomy.embedding.weight.detach()
-        norms = [token_norms(rows_ND.double()).cpu() for rows_ND in table_VD.split(ROWS_AT_ONCE)]
+        norms = [token_norms(exact(rows_ND)).cpu() for rows_ND in table_VD.split(ROWS_AT_ONCE)]
     return float(text_norm_statistics(torch.cat(norms).numpy(), anatomy.width)["T"])

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from normalign.diagnosis.capture import first_tensor
 from normalign.diagnosis.layers import MODALITIES, Masks
+from normalign.diagnosis.tokens import exact
 
 
 @dataclass(frozen=True)
@@ -94,14 +95,18 @@ class RoutingStatistics:
 
     def add(self, number: int, logits_NE: Tensor, chosen_NK: Tensor, masks: Masks) -> None:
         """Take a batch's router logits and chosen experts, N being all positions of the batch."""
-        share_NE = logits_NE.double().softmax(-1)
+        share_NE = exact(logits_NE).softmax(-1)
         entropy_N = torch.special.entr(share_NE).sum(-1)
         for modality in MODALITIES:
-            at_N = masks.flat[modality].to(logits_NE.device)
+            at_N = masks.flat[modality].to(share_NE.device)
             tally = self.tallies[modality][number]
             tally.tokens += len(at_N)
             tally.entropy += entropy_N[at_N].sum().item()
-            chosen_E = torch.bincount(chosen_NK[at_N].flatten(), minlength=logits_NE.shape[1]).double().cpu()
+            chosen_E = (
+                torch.bincount(chosen_NK.to(share_NE.device)[at_N].flatten(), minlength=logits_NE.shape[1])
+                .double()
+                .cpu()
+            )
             tally.chosen_E = chosen_E if tally.chosen_E is None else tally.chosen_E + chosen_E
 
     def summary(self) -> dict[str, Any] | None:

@@ -9,12 +9,24 @@ from torch import Tensor
 from normalign.norms.statistics import language_sinks
 
 BEFORE, AFTER, UPDATE, PRODUCT, ATTENTION, MLP = range(6)  # columns: norms, and h·Δ as PRODUCT
+TINY = 1e-24
+ROUNDING = 1e-12  # share of an update's square; below, the direction across the state would be rounding
 CHUNK_BYTES = 1 << 20  # of a state: a chunk, its neighbour and their difference stay near the core
 
 
 def token_norms(x: Tensor) -> Tensor:
     """L2 norm of every token (..., D), in float32 at least."""
     return torch.linalg.vector_norm(at_least_float32(x), dim=-1)
+
+
+def with_float64(x: Tensor) -> Tensor:
+    """``x`` where its device computes in float64, else (MPS) a copy on the CPU."""
+    return x.cpu() if x.device.type == "mps" else x
+
+
+def exact(x: Tensor) -> Tensor:
+    """``x`` in float64."""
+    return with_float64(x).double()
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -26,18 +38,20 @@ def reduce_step(before_ND: Tensor, after_ND: Tensor, share_MN: Tensor) -> tuple[
     """A layer's states reduced to the columns BEFORE to PRODUCT (4, N), and the turning sums (M, D) in float64.
 
     A turning sum is that of the unit vectors of the tokens' updates across their states, weighted by a row of
-    ``share_MN`` (float64).
+    ``share_MN``.
     """
     if before_ND.device.type != "cpu":  # launches cost more there than memory traffic
         return _reduce(before_ND, after_ND, share_MN)
     at_once = max(1, CHUNK_BYTES // (before_ND.shape[1] * before_ND.element_size()))
+    if len(before_ND) <= at_once:
+        return _reduce(before_ND, after_ND, share_MN)
     parts = [x.split(at_once, dim) for x, dim in ((before_ND, 0), (after_ND, 0), (share_MN, 1))]
     columns, sums = zip(*map(_reduce, *parts), strict=True)
     return torch.cat(columns, dim=1), sum(sums[1:], start=sums[0])
 
 
 def _reduce(before_ND: Tensor, after_ND: Tensor, share_MN: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`reduce_step` of tokens taken together.
+    """:func:`reduce_step` of tokens taken together, in few operations: a short pass waits for each of them.
 
     With w = Δ − (Δ·h/‖h‖²) h a turning sum is Δᵀp − hᵀq, p = 1/‖w‖, q = p Δ·h/‖h‖²: no vector of a token is formed.
     """
@@ -45,8 +59,8 @@ def _reduce(before_ND: Tensor, after_ND: Tensor, share_MN: Tensor) -> tuple[Tens
     norms = [torch.linalg.vector_norm(x_ND, dim=-1) for x_ND in (before_ND, after_ND, update_ND)]
     columns_CN = torch.stack([*norms, torch.linalg.vecdot(before_ND, update_ND)])
     p_N, q_N = _turning_weights(columns_CN)
-    dtype = update_ND.dtype
-    sums_MD = (share_MN * p_N).to(dtype) @ update_ND - (share_MN * q_N).to(dtype) @ before_ND
+    share_MN = share_MN.to(p_N.dtype)
+    sums_MD = torch.addmm((share_MN * p_N) @ update_ND, share_MN * q_N, before_ND, alpha=-1)
     return columns_CN, sums_MD.double()
 
 
@@ -81,9 +95,9 @@ def _parts(columns_CN: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _turning_weights(columns_CN: Tensor) -> tuple[Tensor, Tensor]:
-    """p and q (N,) of :func:`_reduce` in float64; 0 for tokens that do not turn."""
-    columns_CN = columns_CN.double()
-    along_N, across_N = _parts(columns_CN)
-    turns_N = across_N > 1e-6 * columns_CN[UPDATE]  # below, the direction would be rounding
-    p_N = torch.where(turns_N, across_N.reciprocal(), 0.0)
-    return p_N, p_N * along_N / columns_CN[BEFORE].clamp_min(1e-12)
+    """p and q (N,) of :func:`_reduce`; 0 for tokens that do not turn."""
+    before_N, _, update_N, _ = columns_CN.square().unbind()
+    along_N = columns_CN[PRODUCT] / before_N.clamp_min(TINY)
+    across_N = torch.addcmul(update_N, along_N, columns_CN[PRODUCT], value=-1)
+    p_N = across_N.rsqrt().masked_fill(across_N <= ROUNDING * update_N, 0.0)
+    return p_N, p_N * along_N

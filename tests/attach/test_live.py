@@ -112,6 +112,12 @@ def test_injected_features_are_left_as_they_are_and_it_is_said() -> None:
     assert not any(NAME in name for name, _ in tower.deepstack_merger_list.named_modules())
 
 
+@pytest.mark.parametrize("family", NEWLINES)
+def test_row_ends_pass_no_aligner_and_it_is_said(family: str) -> None:
+    with pytest.warns(UserWarning, match="image_newline.* passes no aligner"):
+        attach_aligner(tiny_vlm(family)[0])
+
+
 def test_a_visual_vocabulary_stays_one_under_global_scale_and_its_indicators_are_scaled_too() -> None:
     model, _, _ = tiny_vlm("ovis2")
     table: Any = find_anatomy(model).projector
