@@ -21,10 +21,15 @@ _ATTACHED = typer.Argument(help="Folder that `normalign attach` wrote, or what w
 _OUT = typer.Argument(help="New folder for what is written.")
 _CALIBRATION = typer.Option(None, "--images", help="Folder of pictures that global_scale's factor is measured on.")
 _LANGUAGE_CONFIG = typer.Option(None, help="config.json of the language model.")
-
 _MODELS = typer.Argument(
     metavar="MODEL...", help="Folders, .safetensors or .gguf files, hub models org/name[@revision]."
 )
+_PROJECTOR = typer.Option(None, help="Dotted path of the projector, where it is not found.")
+_TOWER = typer.Option(None, help="Dotted path of the vision tower, where it is not found.")
+_LANGUAGE = typer.Option(None, help="Dotted path of the text decoder, where it is not found.")
+_IMAGE_TOKEN = typer.Option(None, help="Id of the image placeholder, where it is not found.")
+_TRUST = typer.Option(False, "--trust-remote-code", help="Run code that comes with the checkpoint.")
+_AS_JSON = typer.Option(False, "--json", help="One JSON object instead of text.")
 
 
 @contextmanager
@@ -59,7 +64,7 @@ def report(profile: str | None = _PROFILE) -> None:
 @app.command()
 def tables(
     results: list[Path] | None = _RESULTS,
-    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of tables."),
+    as_json: bool = _AS_JSON,
 ) -> None:
     """Print the paper's tables RQ1 to RQ4, its figures beside what was measured here."""
     from normalign.commands.tables import tables
@@ -80,7 +85,7 @@ def compare(profile: str | None = _PROFILE) -> None:
 @app.command("text-norm")
 def text_norm(
     models: list[str] = _MODELS,
-    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of a table."),
+    as_json: bool = _AS_JSON,
 ) -> None:
     """T, the mean norm of the text embeddings, of language models or VLMs; reads the embedding tensors alone."""
     from normalign.commands.text_norm import text_norm
@@ -102,7 +107,7 @@ def plan(
     supervised_tokens: tuple[int, int] | None = typer.Option(None, help="How many of these are supervised, per stage."),
     vision_config: Path | None = _VISION_CONFIG,
     language_config: Path | None = _LANGUAGE_CONFIG,
-    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of tables."),
+    as_json: bool = _AS_JSON,
 ) -> None:
     """Estimate a profile's time and memory from its models' dimensions, before anything is run."""
     from normalign.commands.plan import plan
@@ -129,12 +134,12 @@ def probe(
     prompts: Path | None = _PROMPTS,
     base: str | None = typer.Option(None, help="The language model that MODEL was made from, as `text-norm` takes it."),
     out: Path | None = _PAGE,
-    projector: str | None = typer.Option(None, help="Module path of the projector, where it is not found."),
-    tower: str | None = typer.Option(None, help="Module path of the vision tower, where it is not found."),
-    language: str | None = typer.Option(None, help="Module path of the language model, where it is not found."),
-    image_token_id: int | None = typer.Option(None, help="Id of the image placeholder, where it is not found."),
-    trust_remote_code: bool = typer.Option(False, "--trust-remote-code", help="Run code that MODEL brings."),
-    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of tables."),
+    projector: str | None = _PROJECTOR,
+    tower: str | None = _TOWER,
+    language: str | None = _LANGUAGE,
+    image_token_id: int | None = _IMAGE_TOKEN,
+    trust_remote_code: bool = _TRUST,
+    as_json: bool = _AS_JSON,
 ) -> None:
     """Measure norms, angles and attention of a vision-language model, layer by layer, and say what is wrong."""
     with _told():
@@ -151,8 +156,8 @@ def probe(
 def encoder_norm(
     encoders: list[Path] = typer.Argument(help="Folders of vision towers, or of whole models that hold one."),  # noqa: B008
     images: Path = typer.Option(help="Folder of images to measure on."),  # noqa: B008
-    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of tables."),
-    trust_remote_code: bool = typer.Option(False, help="Run code that comes with a checkpoint."),
+    as_json: bool = _AS_JSON,
+    trust_remote_code: bool = _TRUST,
 ) -> None:
     """Measure the norms of vision towers' tokens, layer by layer, before and after the final norm."""
     from normalign.commands.encoder_norm import encoder_norm
@@ -171,12 +176,12 @@ def attach(
     gwc: bool = typer.Option(False, "--gwc", help="Compensate the gradient for a small gain (layernorm)."),
     multiple: float = typer.Option(1.0, help="Target norm over T, the text embeddings' mean norm."),
     images: Path | None = _CALIBRATION,
-    trust_remote_code: bool = typer.Option(False, "--trust-remote-code", help="Run code that MODEL brings along."),
-    projector: str | None = typer.Option(None, help="Dotted path of the projector, where it is not found."),
-    tower: str | None = typer.Option(None, help="Dotted path of the vision tower, where it is not found."),
-    language: str | None = typer.Option(None, help="Dotted path of the text decoder, where it is not found."),
-    image_token_id: int | None = typer.Option(None, help="Id of the image placeholder, where it is not found."),
-    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of text."),
+    trust_remote_code: bool = _TRUST,
+    projector: str | None = _PROJECTOR,
+    tower: str | None = _TOWER,
+    language: str | None = _LANGUAGE,
+    image_token_id: int | None = _IMAGE_TOKEN,
+    as_json: bool = _AS_JSON,
 ) -> None:
     """Put an aligner behind a model's projector; then train it. Needs 4 bytes of memory a parameter, global_scale 8."""
     from normalign.commands.attach import attach
@@ -205,7 +210,7 @@ def detach(
     restore_projector: bool = typer.Option(
         False, "--restore-projector", help="The projector from before attach, in the place of the trained one."
     ),
-    as_json: bool = typer.Option(False, "--json", help="One JSON object instead of text."),
+    as_json: bool = _AS_JSON,
 ) -> None:
     """Take an attached aligner out again: the original bit by bit, or, once trained, what was trained."""
     from normalign.commands.attach import detach
