@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 from normalign.embeddings import rows as rows_module
@@ -49,6 +49,21 @@ def test_norms_are_those_of_the_dequantised_rows(
     expected = np.linalg.norm(dequantize(data, kind).astype(np.float64), axis=1)
     np.testing.assert_allclose(found.row_norms(), expected, rtol=1e-13)
     assert (found.dtype, found.width, found.config.vocabulary, found.scale) == (name, WIDTH, len(ROWS), 1.0)
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_k_quants_which_the_package_only_decodes_give_the_norms_of_their_rows(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "BLOCK", 1000)
+    kind = GGMLQuantizationType[name]
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    size = (len(ROWS), WIDTH // block * block_bytes)
+    data = np.random.default_rng(1).integers(0, 64, size, dtype=np.uint8)  # no scale among them is infinite
+    expected = np.linalg.norm(dequantize(data, kind).astype(np.float64), axis=1)
+    found = find_embedding(str(write(tmp_path / "m.gguf", data, kind)))
+    np.testing.assert_allclose(found.row_norms(), expected, rtol=1e-13)
+    assert expected.min() > 0 and found.dtype == name
 
 
 def test_plain_float32_and_a_folder_with_one_model(tmp_path: Path) -> None:
