@@ -2,16 +2,19 @@
 
 Every module trains on the profile's stage-2 records from its initial weights, without clipping, so that the norms seen
 are the model's own. The figure is the standard deviation of ln(gradient norm) around its running mean: a steady decline
-of the norm is no swing. Beside it: the share of the clip budget that goes to projector and aligner.
+of the norm is no swing. Beside it: the share of the clip budget that goes to what lies before the aligner, vision tower
+and projector, whose gradients are the compensated ones.
 
 Needs the profile's data and weights (`make repro` or its first stages).
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -78,16 +81,17 @@ def main() -> None:
     arguments = parser.parse_args()
     found: dict[str, dict[str, list[float]]] = {}
     for name, changes in VARIANTS.items():
-        entry = found.setdefault(name, {"swing": [], "projector_share": []})
+        entry = found.setdefault(name, {"swing": [], "compensated_share": []})
         for seed in range(arguments.seeds):
-            rows = gradients(arguments.profile, changes, seed, arguments.steps)
+            with contextlib.redirect_stdout(sys.stderr):  # the loop prints what it trains
+                rows = gradients(arguments.profile, changes, seed, arguments.steps)
             entry["swing"].append(swing([row["grad_total"] for row in rows]))
-            shares = [row["clip_share_projector"] + (row["clip_share_aligner"] or 0.0) for row in rows]
-            entry["projector_share"].append(statistics.fmean(shares))
+            shares = [row["clip_share_projector"] + row["clip_share_vision"] for row in rows]
+            entry["compensated_share"].append(statistics.fmean(shares))
     if arguments.json:
         print(json.dumps(found))
         return
-    print(f"{'':<18} {'swing of ln(gradient norm)':<30} share of clip budget, projector and aligner")
+    print(f"{'':<18} {'swing of ln(gradient norm)':<30} share of clip budget, vision tower and projector")
     for name, entry in found.items():
         cells = [f"{statistics.fmean(v):.3f} ± {statistics.stdev(v):.3f}" for v in entry.values()]
         print(f"{name:<18} {cells[0]:<30} {cells[1]}")

@@ -9,6 +9,7 @@ sample, logits are computed at every position, and each question of a record is 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -348,14 +349,15 @@ def mfu(arguments: argparse.Namespace) -> None:
     """Print the utilisation at a profile's dimensions."""
     from benchmarks.mfu import utilisation
 
-    found = utilisation(
-        arguments.mfu,
-        micro_batch=arguments.batch,
-        text_tokens=arguments.text_tokens,
-        steps=arguments.steps,
-        threads=arguments.threads,
-        recompute=arguments.recompute,
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # the loop prints what it trains
+        found = utilisation(
+            arguments.mfu,
+            micro_batch=arguments.batch,
+            text_tokens=arguments.text_tokens,
+            steps=arguments.steps,
+            threads=arguments.threads,
+            recompute=arguments.recompute,
+        )
     lines = (f"{name:<18} {value}" for name, value in found.items())
     print(json.dumps(found) if arguments.json else "\n".join(lines))
 
