@@ -141,9 +141,9 @@ def _image_token(model: nn.Module, config: Any) -> int:
     if len(in_code) == 1:
         return in_code.pop()
     raise UnknownStructureError(
-        f"{type(model).__name__}: its configuration has no id of the image placeholder (none of {', '.join(IMAGE_TOKEN_FIELDS)}); "
-        "give it with --image-token-id ID. A model that compares images with texts, like CLIP, has none: "
-        "`normalign encoder-norm` measures its tower"
+        f"{type(model).__name__}: its configuration has no id of the image placeholder (none of "
+        f"{', '.join(IMAGE_TOKEN_FIELDS)}); give it with --image-token-id ID. A model that compares images with texts, "
+        "like CLIP, has none: `normalign encoder-norm` measures its tower"
     )
 
 

@@ -3,15 +3,23 @@
 Shape suffixes: none, tensors are only handed on.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from PIL import Image
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, PreTrainedTokenizerBase
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    PreTrainedTokenizerBase,
+    dynamic_module_utils,
+)
 
+from normalign.anatomy.buffers import restore_buffers
 from normalign.anatomy.own_inputs import METHOD, OwnInputs, makes_own_inputs
 from normalign.files import read_json
 
@@ -51,7 +59,7 @@ def _processor(folder: Path, model: Any, *, trust_remote_code: bool) -> Any:
         return OwnInputs(model, found)
     raise ValueError(
         f"{folder}: it has a tokenizer and no processor that takes images (preprocessor_config.json names none), and "
-        f"{type(model).__name__} makes no inputs itself; measure it in Python, with inputs made as its authors make them"
+        f"{type(model).__name__} makes no inputs itself; measure it in Python, with inputs made as its authors do"
     )
 
 
@@ -79,8 +87,8 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
 def _untrusted(folder: Path) -> str:
     kind = read_json(folder / "config.json").get("model_type")
     return (
-        f"{folder}: model type {kind!r} brings its own code (config.json, auto_map), which is not run unasked; allow it "
-        "with --trust-remote-code if you trust the .py files in the folder"
+        f"{folder}: model type {kind!r} brings its own code (config.json, auto_map), which is not run unasked; allow "
+        "it with --trust-remote-code if you trust the .py files in the folder"
     )
 
 
@@ -98,7 +106,10 @@ def load_weights(kind: Any, folder: Path, config: Any, *, dtype: Any, trust_remo
     try:
         config = _as_its_class_knows(config, kind, folder)
         options = {"config": config, "trust_remote_code": trust_remote_code, "local_files_only": True}
-        model, report = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
+        with _unprompted():
+            model, report = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
+            if type(model).__module__.startswith("transformers_modules."):  # where transformers puts such code
+                restore_buffers(model)
     except Exception as error:  # as above, and what damaged weights raise
         own_code = trust_remote_code and getattr(config, "auto_map", None)
         hint = _age_of_code(config) if own_code else ""
@@ -110,6 +121,17 @@ def load_weights(kind: Any, folder: Path, config: Any, *, dtype: Any, trust_remo
             f"{missing[0]}); copy the folder again, whole"
         )
     return model
+
+
+@contextmanager
+def _unprompted() -> Iterator[None]:
+    """Whether code may run is settled by now: a checkpoint's own code that loads its tokenizer must not ask again."""
+    before = dynamic_module_utils.TIME_OUT_REMOTE_CODE
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # refused at once, and not after a question
+    try:
+        yield
+    finally:
+        dynamic_module_utils.TIME_OUT_REMOTE_CODE = before
 
 
 def _as_its_class_knows(config: Any, kind: Any, folder: Path) -> Any:
@@ -153,7 +175,7 @@ def model_class(config: Any, folder: Path, *, trust_remote_code: bool) -> Any:
 def _own_class(reference: str, folder: Path, config: Any) -> Any:
     """The class ``file.Class`` of the code in ``folder``."""
     try:
-        return get_class_from_dynamic_module(reference, folder)
+        return dynamic_module_utils.get_class_from_dynamic_module(reference, folder)
     except Exception as error:  # running someone's module raises whatever it stumbles over
         hint = _age_of_code(config)
         raise ValueError(f"{folder}: its own code ({reference}) cannot be used: {first_line(error)}{hint}") from error

@@ -33,7 +33,7 @@ def children_used(module: nn.Module, method: str) -> list[str]:
 def written_at(module: nn.Module, method: str, argument: str = "input_ids") -> list[int]:
     """The constants ID for which ``module.method`` writes into ``x[argument == ID]``: how models put visual tokens in.
 
-    Methods that it calls on itself are followed. A constant is a whole number that the source's module has under a name.
+    Methods that it calls on itself are followed. A constant is a whole number with a name in the source's module.
     """
     found: list[int] = []
     for function, parsed in _followed(module, method, set()):

@@ -132,7 +132,8 @@ class _LayerWatch:
 def watch_attention(layers: Sequence[nn.Module], take: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Call ``take(layer, weights_BHLL)`` with each layer's attention weights, where its attention returns any.
 
-    Only the plain ("eager") implementation does. The weights are those of one layer at a time.
+    Only the plain ("eager") implementation does, in older code only when it is asked to. The weights are those of one
+    layer at a time.
     """
 
     def catch(index: int, output: Any) -> None:
@@ -144,8 +145,15 @@ def watch_attention(layers: Sequence[nn.Module], take: Callable[[int, Tensor], N
     with ExitStack() as stack:
         for index, layer in enumerate(layers):
             for child in layer.children():
+                handle = child.register_forward_pre_hook(_ask_for_weights, with_kwargs=True)
+                stack.callback(handle.remove)
                 stack.enter_context(hook_output(child, partial(catch, index)))
         yield
+
+
+def _ask_for_weights(_module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Asking the attention alone, and not the model, makes no one keep the weights of all layers."""
+    return (inputs, keywords | {"output_attentions": True}) if "output_attentions" in keywords else None
 
 
 @contextmanager
