@@ -187,7 +187,9 @@ class TowerCall:
         name = next((name for name in self.given if "grid" in name and self.given[name] is not None), None)
         if name is None:
             return None
-        merge = getattr(self.tower, "spatial_merge_size", 1)  # where patches are merged they come in blocks of these
+        # Where patches are merged they come in blocks of these; some code keeps their size in its configuration alone.
+        stride = getattr(getattr(self.tower, "config", None), "hidden_stride", 1)
+        merge = getattr(self.tower, "spatial_merge_size", stride)
         found = []
         for entry in self.given[name].tolist():
             time, (height, width) = (entry[0] if len(entry) == 3 else 1), entry[-2:]
