@@ -145,8 +145,7 @@ def test_inputs_that_its_code_cannot_make_are_told_in_words(tmp_path: Path) -> N
 def test_no_question_is_asked_while_its_code_loads_its_tokenizer(
     own: tuple[str, Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(*_: object) -> str:
-        raise AssertionError("a question was asked")
-
-    monkeypatch.setattr("builtins.input", asked)
+    asked: list[object] = []
+    monkeypatch.setattr("builtins.input", asked.append)  # what it raises would be taken for a refusal
     load_vlm(own[1], trust_remote_code=True)
+    assert not asked
