@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,3 +94,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     (folders["untied"] / "vision").symlink_to(root / TOWERS[0] / "vision")
     (folders["untied"] / "language").symlink_to(root / "untied")
     return Tiny(folders)
+
+
+@pytest.fixture(scope="session")
+def modules_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where transformers copies the code of checkpoints to: not into the user's own cache, and one for all tests.
+
+    Its folder is a package, which Python imports once.
+    """
+    from transformers import dynamic_module_utils
+
+    cache = tmp_path_factory.mktemp("modules")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(cache))
+        patch.setattr(sys, "path", [*sys.path])
+        yield cache

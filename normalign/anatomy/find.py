@@ -13,6 +13,7 @@ from normalign.anatomy.modules import UnknownStructureError, at, block_list, com
 from normalign.anatomy.projector import find_projector
 from normalign.anatomy.scale import embedding_scale
 from normalign.anatomy.search import embedding_in, find_language, find_tower
+from normalign.anatomy.source import written_at
 
 IMAGE_TOKEN_FIELDS = (
     "image_token_id",
@@ -86,7 +87,7 @@ def find_anatomy(
         projector = find_projector(model, core, tower, language, embedding.embedding_dim)
     projector, last = at(model, projector, "--projector")
     layers = _blocks(decoder, f"--language {language}", direct=True)
-    image_token = _image_token(config, type(model).__name__) if image_token_id is None else image_token_id
+    image_token = _image_token(model, config) if image_token_id is None else image_token_id
     return Anatomy(
         model=model,
         family=str(getattr(config, "model_type", "")),
@@ -131,15 +132,18 @@ def visual_mask(anatomy: Anatomy, input_ids_BL: Tensor) -> Tensor:
     return input_ids_BL == anatomy.image_token_id
 
 
-def _image_token(config: Any, name: str) -> int:
+def _image_token(model: nn.Module, config: Any) -> int:
     for field in IMAGE_TOKEN_FIELDS:
         value = getattr(config, field, None)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
+    in_code = set(written_at(model, "forward"))
+    if len(in_code) == 1:
+        return in_code.pop()
     raise UnknownStructureError(
-        f"{name}: its configuration has no id of the image placeholder (none of {', '.join(IMAGE_TOKEN_FIELDS)}); "
-        "give it with --image-token-id ID. A model that compares images with texts, like CLIP, has none: "
-        "`normalign encoder-norm` measures its tower"
+        f"{type(model).__name__}: its configuration has no id of the image placeholder (none of "
+        f"{', '.join(IMAGE_TOKEN_FIELDS)}); give it with --image-token-id ID. A model that compares images with texts, "
+        "like CLIP, has none: `normalign encoder-norm` measures its tower"
     )
 
 

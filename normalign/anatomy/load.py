@@ -3,15 +3,27 @@
 Shape suffixes: none, tensors are only handed on.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from PIL import Image
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    PreTrainedTokenizerBase,
+    dynamic_module_utils,
+)
 
-_REMOTE_CLASSES = ("AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoModelForCausalLM", "AutoModel")
+from normalign.anatomy.buffers import restore_buffers
+from normalign.anatomy.own_inputs import METHOD, OwnInputs, makes_own_inputs
+from normalign.files import read_json
+
+REMOTE_VLMS = ("AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoModelForCausalLM")
 
 
 def load_vlm(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
@@ -28,14 +40,27 @@ def load_vlm(folder: Path, *, trust_remote_code: bool = False) -> tuple[Any, Any
     quantised = getattr(config, "quantization_config", None) is not None
     dtype = "auto" if quantised else torch.float32
     model = load_weights(kind, folder, config, dtype=dtype, trust_remote_code=trust_remote_code)
+    return model.eval(), _processor(folder, model, trust_remote_code=trust_remote_code)
+
+
+def _processor(folder: Path, model: Any, *, trust_remote_code: bool) -> Any:
+    """What makes samples for ``model``: the processor in the folder, or a method of the model's own code."""
     try:
-        processor = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
+        found = AutoProcessor.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # as of damaged configurations
-        advice = "the folder must hold the tokenizer and the processor's files beside the weights"
+        advice = "; the folder must hold the tokenizer and the processor's files beside the weights"
         if isinstance(error, ImportError):
-            advice = "install the package that it names"
-        raise ValueError(f"{folder}: its processor cannot be loaded ({first_line(error)}); {advice}") from error
-    return model.eval(), processor
+            missing = (error.name or "").split(".")[0]  # code of a checkpoint asks for what transformers has no more
+            advice = _age_of_code(model.config) if missing == "transformers" else "; install the package that it names"
+        raise ValueError(f"{folder}: its processor cannot be loaded ({first_line(error)}){advice}") from error
+    if not isinstance(found, PreTrainedTokenizerBase):
+        return found
+    if makes_own_inputs(model):
+        return OwnInputs(model, found)
+    raise ValueError(
+        f"{folder}: it has a tokenizer and no processor that takes images (preprocessor_config.json names none), and "
+        f"{type(model).__name__} makes no inputs itself; measure it in Python, with inputs made as its authors do"
+    )
 
 
 def read_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
@@ -53,8 +78,18 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # damaged configurations make a library raise whatever it stumbles over
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise ValueError(_untrusted(folder)) from error
         hint = "" if trust_remote_code else "; a model with code of its own is loaded with --trust-remote-code"
         raise ValueError(f"{folder}/config.json cannot be used: {first_line(error)}{hint}") from error
+
+
+def _untrusted(folder: Path) -> str:
+    kind = read_json(folder / "config.json").get("model_type")
+    return (
+        f"{folder}: model type {kind!r} brings its own code (config.json, auto_map), which is not run unasked; allow "
+        "it with --trust-remote-code if you trust the .py files in the folder"
+    )
 
 
 def is_vlm(config: Any) -> bool:
@@ -68,11 +103,17 @@ def load_weights(kind: Any, folder: Path, config: Any, *, dtype: Any, trust_remo
     Raises:
         ValueError: the weights cannot be read, or some are missing.
     """
-    options = {"config": config, "trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
-        model, report = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
+        config = _as_its_class_knows(config, kind, folder)
+        options = {"config": config, "trust_remote_code": trust_remote_code, "local_files_only": True}
+        with _unprompted():
+            model, report = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
+            if type(model).__module__.startswith("transformers_modules."):  # where transformers puts such code
+                restore_buffers(model)
     except Exception as error:  # as above, and what damaged weights raise
-        raise ValueError(f"{folder}: the model cannot be loaded: {first_line(error)}") from error
+        own_code = trust_remote_code and getattr(config, "auto_map", None)
+        hint = _age_of_code(config) if own_code else ""
+        raise ValueError(f"{folder}: the model cannot be loaded: {first_line(error)}{hint}") from error
     missing = sorted(name for name in report["missing_keys"] if not _is_head(name))
     if missing:
         raise ValueError(
@@ -80,6 +121,29 @@ def load_weights(kind: Any, folder: Path, config: Any, *, dtype: Any, trust_remo
             f"{missing[0]}); copy the folder again, whole"
         )
     return model
+
+
+@contextmanager
+def _unprompted() -> Iterator[None]:
+    """Whether code may run is settled by now: a checkpoint's own code that loads its tokenizer must not ask again."""
+    before = dynamic_module_utils.TIME_OUT_REMOTE_CODE
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # refused at once, and not after a question
+    try:
+        yield
+    finally:
+        dynamic_module_utils.TIME_OUT_REMOTE_CODE = before
+
+
+def _as_its_class_knows(config: Any, kind: Any, folder: Path) -> Any:
+    """``config`` as an object of the class that the checkpoint's own model class reads it with.
+
+    Of a folder's code transformers imports one copy with the configuration and another with the model, and a model
+    that registers classes of its copy does not find those of the other.
+    """
+    own = getattr(kind, "config_class", None)
+    if own is None or isinstance(config, own):
+        return config
+    return own.from_pretrained(folder, local_files_only=True)
 
 
 def _is_head(name: str) -> bool:
@@ -96,23 +160,42 @@ def model_class(config: Any, folder: Path, *, trust_remote_code: bool) -> Any:
     if is_vlm(config):
         return AutoModelForImageTextToText
     remote = getattr(config, "auto_map", None) or {}
-    for name in _REMOTE_CLASSES:
+    for name in (*REMOTE_VLMS, "AutoModel"):
         if name in remote and trust_remote_code:
-            return get_class_from_dynamic_module(remote[name], folder)
-    name = config.model_type
+            return _own_class(remote[name], folder, config)
     if remote and not trust_remote_code:
-        raise ValueError(
-            f"{folder}: model type {name!r} brings its own code; allow it with --trust-remote-code if you trust it"
-        )
+        raise ValueError(_untrusted(folder))
+    name = config.model_type
     raise ValueError(
         f"{folder}: model type {name!r} is no vision-language model that transformers can load (a text-only model or a "
         "vision tower?); `normalign text-norm` measures text embeddings, `normalign encoder-norm` vision towers"
     )
 
 
+def _own_class(reference: str, folder: Path, config: Any) -> Any:
+    """The class ``file.Class`` of the code in ``folder``."""
+    try:
+        return dynamic_module_utils.get_class_from_dynamic_module(reference, folder)
+    except Exception as error:  # running someone's module raises whatever it stumbles over
+        hint = _age_of_code(config)
+        raise ValueError(f"{folder}: its own code ({reference}) cannot be used: {first_line(error)}{hint}") from error
+
+
+def _age_of_code(config: Any) -> str:
+    """What to do about an error in a checkpoint's own code: it often calls what later releases do not have."""
+    written = getattr(config, "transformers_version", None)
+    if written is None or written == transformers.__version__:
+        return ""
+    return (
+        f"; its code was saved with transformers {written} (config.json, transformers_version) and runs here under "
+        f"{transformers.__version__}: take newer code from its authors, or correct the .py files in the folder"
+    )
+
+
 def first_line(error: BaseException) -> str:
     """What an error of a library says, without the rest of its explanation."""
-    first, *others = str(error).strip().splitlines() or [type(error).__name__]
+    text = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)  # that is the key alone
+    first, *others = text.strip().splitlines() or [type(error).__name__]
     return f"{first} {others[0].strip()}" if first.endswith(":") and others else first
 
 
@@ -124,6 +207,12 @@ def inputs_of(processor: Any, image: Image.Image, prompt: str) -> dict[str, Any]
     Raises:
         ValueError: the processor made no sample with an image in any of these ways.
     """
+    if isinstance(processor, OwnInputs):
+        try:
+            return processor.sample(image, prompt)
+        except Exception as error:  # code of a checkpoint fails in its own ways
+            name = type(processor.model).__name__
+            raise ValueError(f"{name}.{METHOD} made no sample with an image: {first_line(error)}") from error
     failures: list[BaseException] = []
     for marker in _markers(processor):
         for way in (_templated, _templated_text, _plain):

@@ -52,7 +52,7 @@ def _first_input(language: nn.Module, first_layer: nn.Module, ids_BN: Tensor) ->
     handle = first_layer.register_forward_pre_hook(catch, with_kwargs=True)
     try:
         with torch.compiler.set_stance("force_eager"):  # compiled code does not see hooks
-            language(input_ids=ids_BN)
+            language(input_ids=ids_BN, use_cache=False)
     except _ReachedError:
         return caught[0][0].double().cpu()
     except (RuntimeError, TypeError, ValueError, AttributeError):  # a decoder that needs more than token ids

@@ -6,7 +6,7 @@ Shape suffixes: none, no tensors here.
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -28,6 +28,38 @@ def children_used(module: nn.Module, method: str) -> list[str]:
     Methods that it calls on itself are followed.
     """
     return _mentions(module, method, set())
+
+
+def written_at(module: nn.Module, method: str, argument: str = "input_ids") -> list[int]:
+    """The constants ID for which ``module.method`` writes into ``x[argument == ID]``: how models put visual tokens in.
+
+    Methods that it calls on itself are followed. A constant is a whole number with a name in the source's module.
+    """
+    found: list[int] = []
+    for function, parsed in _followed(module, method, set()):
+        names = getattr(inspect.unwrap(function), "__globals__", {})
+        for node in ast.walk(parsed):
+            if not (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)):
+                continue
+            match node.slice:
+                case ast.Compare(left=ast.Name(id=left), ops=[ast.Eq()], comparators=[ast.Name(id=right)]):
+                    value = names.get(right) if left == argument else None
+                    found += [value] if type(value) is int else []
+    return found
+
+
+def _followed(module: nn.Module, method: str, seen: set[str]) -> Iterator[tuple[Callable[..., Any], ast.FunctionDef]]:
+    """``module.method`` and the methods that it calls on itself, each once, with their definitions."""
+    function = getattr(type(module), method, None)
+    if method in seen or not callable(function) or function is getattr(nn.Module, method, None):
+        return
+    seen.add(method)
+    parsed = definition(function)
+    if parsed is None or not parsed.args.args:
+        return
+    yield function, parsed
+    for name in _attributes_in_order(parsed, parsed.args.args[0].arg):
+        yield from _followed(module, name, seen)
 
 
 def _mentions(module: nn.Module, method: str, seen: set[str]) -> list[str]:

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from normalign.anatomy import Anatomy, inputs_of, visual_mask
+from normalign.anatomy.search import input_embedding
 from normalign.attach.fold import output_of
 from normalign.attach.merge import Merge, first_layer_input
+from normalign.diagnosis.capture import first_tensor
 from normalign.diagnosis.pictures import Pictures
 from normalign.diagnosis.tokens import exact
 
@@ -79,13 +81,13 @@ def projector_call(anatomy: Anatomy, inputs: dict[str, Any]) -> ProjectorCall:
     model, path = anatomy.model, anatomy.projector_path
 
     def note(_projector: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        given = next((value for value in (*args, *keywords.values()) if isinstance(value, Tensor)), None)
+        given = first_tensor((*args, *keywords.values()))  # some are given a list, a tensor for each image
         if given is not None and given.is_floating_point():
             calls.append((args, keywords, output_of(output)))
 
     handle = anatomy.projector.register_forward_hook(note, with_kwargs=True)
     try:
-        entering_BLD = first_layer_input(anatomy, lambda: model(**on_device(model, inputs)))
+        entering_BLD = first_layer_input(anatomy, lambda: model(**on_device(model, inputs), use_cache=False))
     finally:
         handle.remove()
     if not calls:
@@ -128,5 +130,5 @@ def check_merge(anatomy: Anatomy, merge: Merge, inputs: dict[str, Any]) -> None:
 
 def on_device(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """``inputs`` with its tensors where the model's embedding is."""
-    device = model.get_input_embeddings().weight.device
+    device = input_embedding(model).weight.device
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}

@@ -92,7 +92,11 @@ def logits(model: Any, processor: Any, *, exactly: bool) -> Tensor:
     inputs = on_device(model, inputs_of(processor, sample_picture(), PROMPT))
     floats = {name for name, value in inputs.items() if isinstance(value, Tensor) and value.is_floating_point()}
     with torch.no_grad():
-        return model(**inputs | {name: inputs[name].to(model.dtype) for name in floats}).logits.double().cpu()
+        return (
+            model(**inputs | {name: inputs[name].to(model.dtype) for name in floats}, use_cache=False)
+            .logits.double()
+            .cpu()
+        )
 
 
 def _in_files(model: Any, prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

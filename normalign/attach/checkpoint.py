@@ -69,7 +69,7 @@ def attach_checkpoint(
     attachment = plan_attachment(anatomy, aligner, gwc=gwc, multiple=multiple)
     change = prepare(anatomy, processor, config, attachment, pictures)
     family = anatomy.family
-    del model, anatomy  # the written checkpoint is loaded next
+    del model, anatomy, processor  # the written checkpoint is loaded next
     tolerance = _tolerance(folder, stored, change)
     with atomic_directory(out) as temporary:
         _write(folder, temporary, stored, change)
@@ -107,9 +107,9 @@ def _write(folder: Path, target: Path, stored: dict[str, StoredTensor], change: 
 def _difference(folder: Path, change: Change, *, trust_remote_code: bool) -> float:
     """Largest difference of the written checkpoint's logits from the attached model's, over the largest of those."""
     model, processor = load_vlm(folder, trust_remote_code=trust_remote_code or bool(change.code))
+    found_BLV = logits(model, processor, exactly=change.fold is not None)
     if type(model).__module__.startswith("transformers_modules."):  # a copy of the code, under the temporary name
         shutil.rmtree(Path(inspect.getfile(type(model))).parents[1])
-    found_BLV = logits(model, processor, exactly=change.fold is not None)
     return ((found_BLV - change.logits_BLV).abs().max() / change.logits_BLV.abs().max()).item()
 
 

@@ -123,7 +123,7 @@ def _merged(anatomy: Anatomy, *, packed: bool) -> Merge:
 def _decoder_only(anatomy: Anatomy) -> Merge:
     made_ND = _probe(anatomy)
     try:
-        entering = first_layer_input(anatomy, lambda: anatomy.language(inputs_embeds=made_ND[None]))
+        entering = first_layer_input(anatomy, lambda: anatomy.language(inputs_embeds=made_ND[None], use_cache=False))
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return Merge()
     return Merge((exact(entering).norm() / exact(made_ND).norm()).item())

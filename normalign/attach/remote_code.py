@@ -1,10 +1,14 @@
 """What lets an attached checkpoint load without this package: our modules, flattened, and entries in config.json."""
 
 import importlib
+import inspect
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
+
+from transformers.dynamic_module_utils import get_relative_import_files
 
 from normalign.attach import aligned
 from normalign.attach.aligned import RECORD, Aligned, register
@@ -25,6 +29,8 @@ class Saving(Aligned):
             original = type(self).__bases__[-1]
             for name, text in code_files(original, original.config_class).items():  # type: ignore[attr-defined]
                 (Path(save_directory) / name).write_text(text, encoding="utf-8")
+            for file in _files_of_own_code(original):
+                shutil.copyfile(file, Path(save_directory) / Path(file).name)
 
 
 def model_name(original: type) -> str:
@@ -41,10 +47,14 @@ def aligned_type(model_type: str) -> str:
 def become_aligned(model: Any, record: dict[str, Any]) -> None:
     """Change the class of ``model`` and of its configuration so that what is saved comes back with its aligner."""
     original, configuration = type(model), type(model.config)
-    config_class = type(
-        model_name(configuration), (configuration,), {"model_type": aligned_type(configuration.model_type)}
-    )
-    model_class = type(model_name(original), (Saving, original), {"config_class": config_class})
+
+    def as_before(config: Any, **fields: Any) -> None:  # see _modeling
+        configuration.__init__(config, **fields)
+
+    config_fields = {"model_type": aligned_type(configuration.model_type), "__init__": as_before, "_auto_class": None}
+    config_class = type(model_name(configuration), (configuration,), config_fields)
+    model_fields = {"config_class": config_class, "_auto_class": None}  # with one, the code saved would be of this file
+    model_class = type(model_name(original), (Saving, original), model_fields)
     register(model_class, original)
     auto_map = getattr(model.config, "auto_map", None)
     model.__class__, model.config.__class__ = model_class, config_class
@@ -120,6 +130,14 @@ def code_files(original: type, configuration: type) -> dict[str, str]:
     return files
 
 
+def _files_of_own_code(original: type) -> list[str]:
+    """The files of the code that came with the checkpoint of class ``original``; none for a class of transformers."""
+    if not original.__module__.startswith("transformers_modules."):
+        return []
+    file = inspect.getfile(original)
+    return [file, *get_relative_import_files(file)]
+
+
 def _flat(module: str) -> str:
     return module.replace(".", "_")
 
@@ -137,6 +155,9 @@ Written by `normalign attach`; `normalign detach` takes the aligner out again. N
 
 class {model_name(configuration)}({configuration.__name__}):
     model_type = {model_type}
+
+    def __init__(self, **fields):  # transformers gives a configuration without one another than its parent's
+        super().__init__(**fields)
 
 
 class {model_name(original)}(Aligned, {original.__name__}):

@@ -168,7 +168,7 @@ def measure(
             continue
         try:
             (look,) = measured.add(inputs)
-        except (RuntimeError, TypeError, IndexError) as error:
+        except (RuntimeError, TypeError, LookupError, AttributeError, AssertionError) as error:
             raise ValueError(f"{model}: its forward pass fails on {path}: {first_line(error)}") from error
         if prompt == prompts[0] and len(mapped) < MAPS:
             mapped.add(path)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from normalign.anatomy import UnknownStructureError, attention_of, mlp_of
@@ -43,6 +44,16 @@ def first_tensor(value: Any) -> Tensor | None:
     if isinstance(value, list | tuple):
         return next((found for found in map(first_tensor, value) if found is not None), None)
     return None
+
+
+def tokens_of_all_images(value: Any) -> Tensor | None:
+    """As :func:`first_tensor`; where that stands in a list, a tensor for each image, the tokens (N, D) of them all."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    given = value[0] if isinstance(value, tuple) and value else value
+    if isinstance(given, list) and len(given) > 1 and all(isinstance(each, Tensor) for each in given):
+        return torch.cat([each.flatten(0, -2) for each in given])
+    return first_tensor(value)
 
 
 @dataclass
@@ -132,7 +143,8 @@ class _LayerWatch:
 def watch_attention(layers: Sequence[nn.Module], take: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Call ``take(layer, weights_BHLL)`` with each layer's attention weights, where its attention returns any.
 
-    Only the plain ("eager") implementation does. The weights are those of one layer at a time.
+    Only the plain ("eager") implementation does, in older code only when it is asked to. The weights are those of one
+    layer at a time.
     """
 
     def catch(index: int, output: Any) -> None:
@@ -144,8 +156,15 @@ def watch_attention(layers: Sequence[nn.Module], take: Callable[[int, Tensor], N
     with ExitStack() as stack:
         for index, layer in enumerate(layers):
             for child in layer.children():
+                handle = child.register_forward_pre_hook(_ask_for_weights, with_kwargs=True)
+                stack.callback(handle.remove)
                 stack.enter_context(hook_output(child, partial(catch, index)))
         yield
+
+
+def _ask_for_weights(_module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Asking the attention alone, and not the model, makes no one keep the weights of all layers."""
+    return (inputs, keywords | {"output_attentions": True}) if "output_attentions" in keywords else None
 
 
 @contextmanager
@@ -159,12 +178,14 @@ def hook_output(module: nn.Module, take: Callable[[Any], None]) -> Iterator[None
 
 
 @contextmanager
-def hook_inputs(module: nn.Module, take: Callable[[Tensor], None]) -> Iterator[None]:
-    """Call ``take`` with the first tensor that the module is given, each time before it runs."""
+def hook_inputs(
+    module: nn.Module, take: Callable[[Tensor], None], find: Callable[[Any], Tensor | None] = first_tensor
+) -> Iterator[None]:
+    """Call ``take`` with the tensor that ``find`` sees in what the module is given, each time before it runs."""
 
     def catch(_module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        found = first_tensor(inputs)
-        found = first_tensor(keywords) if found is None else found
+        found = find(inputs)
+        found = find(keywords) if found is None else found
         if found is not None:
             take(found.detach())
 

@@ -54,7 +54,7 @@ def measure_tower(
         with TowerCall(tower.module) as call:
             try:
                 norms.add(lambda inputs=inputs: tower.run(**inputs))  # type: ignore[misc]
-            except (ValueError, RuntimeError, TypeError) as error:
+            except (ValueError, RuntimeError, TypeError, AttributeError, AssertionError, LookupError) as error:
                 raise ValueError(f"{tower.name}: the tower cannot be run on an image: {first_line(error)}") from error
         tokens.append(call.tokens(len(norms.norms[0][-1])))
     if not tokens:

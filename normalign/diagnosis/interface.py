@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normalign.anatomy import Anatomy
-from normalign.diagnosis.capture import first_tensor, hook_inputs, hook_output
+from normalign.diagnosis.capture import hook_inputs, hook_output, tokens_of_all_images
 from normalign.diagnosis.layers import Masks
 from normalign.diagnosis.tokens import token_norms
 from normalign.norms.statistics import language_sinks, summarise_norms, vision_sinks
@@ -50,7 +50,7 @@ class InterfaceNorms:
         with ExitStack() as stack:
             for hook in (
                 hook_output(self.anatomy.tower, lambda output: self._add("vision_output", _hidden(output))),
-                hook_inputs(self.anatomy.projector, enter),
+                hook_inputs(self.anatomy.projector, enter, tokens_of_all_images),
                 hook_output(self.anatomy.projector, leave),
                 hook_inputs(self.anatomy.layers[0], merge),
             ):
@@ -58,7 +58,7 @@ class InterfaceNorms:
             yield
 
     def _add(self, name: str, output: Any) -> None:
-        tokens = first_tensor(output)
+        tokens = tokens_of_all_images(output)
         if tokens is not None and tokens.is_floating_point():
             self._keep(name, token_norms(tokens))
 

@@ -14,8 +14,9 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import AutoImageProcessor, AutoModel
 
-from normalign.anatomy.load import first_line, is_vlm, load_weights, model_class, read_config
+from normalign.anatomy.load import REMOTE_VLMS, first_line, is_vlm, load_weights, model_class, read_config
 from normalign.anatomy.modules import block_list, common
+from normalign.anatomy.own_inputs import OwnInputs, makes_own_inputs
 from normalign.anatomy.search import find_language, find_tower
 
 PATCH, CLS, REGISTER, PADDING = range(4)
@@ -71,12 +72,17 @@ def load_tower(folder: Path, *, trust_remote_code: bool = False) -> Tower:
         core = model.get_submodule(common(path, language))
         _empty(model.get_submodule(language))
         run = getattr(core.float().eval(), "get_image_features", tower)
+        images = OwnInputs(model) if run is tower and makes_own_inputs(model) else images
     return Tower(folder.resolve().name, str(config.model_type), tower.float().eval(), images, run)
 
 
 def _class(config: Any, folder: Path, *, trust_remote_code: bool) -> Any:
-    """The auto class of a vision-language model, or the one of anything else."""
-    if is_vlm(config) or "AutoModel" not in (getattr(config, "auto_map", None) or {"AutoModel": ""}):
+    """The auto class of a vision-language model, or the one of anything else.
+
+    A tower's own code has a class for AutoModel alone; that of a vision-language model names one that writes text too.
+    """
+    own = getattr(config, "auto_map", None) or {"AutoModel": ""}
+    if is_vlm(config) or "AutoModel" not in own or any(name in own for name in REMOTE_VLMS):
         return model_class(config, folder, trust_remote_code=trust_remote_code)
     return AutoModel
 
@@ -181,7 +187,9 @@ class TowerCall:
         name = next((name for name in self.given if "grid" in name and self.given[name] is not None), None)
         if name is None:
             return None
-        merge = getattr(self.tower, "spatial_merge_size", 1)  # where patches are merged they come in blocks of these
+        # Where patches are merged they come in blocks of these; some code keeps their size in its configuration alone.
+        stride = getattr(getattr(self.tower, "config", None), "hidden_stride", 1)
+        merge = getattr(self.tower, "spatial_merge_size", stride)
         found = []
         for entry in self.given[name].tolist():
             time, (height, width) = (entry[0] if len(entry) == 3 else 1), entry[-2:]

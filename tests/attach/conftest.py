@@ -1,8 +1,7 @@
 """Checkpoints of tiny models, saved once."""
 
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,8 @@ Saved = Callable[..., Path]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def modules_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where transformers copies the code of checkpoints to: not into the user's own cache."""
-    from transformers import dynamic_module_utils
-
-    cache = tmp_path_factory.mktemp("modules")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(cache))
-        patch.setattr(sys, "path", [*sys.path])
-        yield cache
+def code_of_checkpoints(modules_cache: Path) -> None:
+    """Attached checkpoints bring code: it is copied to a folder of the tests."""
 
 
 @pytest.fixture(scope="session")
