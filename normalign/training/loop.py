@@ -172,6 +172,8 @@ class _Run:
     def _step(self, number: int) -> dict[str, Any] | None:
         """One optimizer step and its log row; None where all its samples were dropped, which changes nothing."""
         indices = self.steps[number]
+        # Dropout, where a model has any, must not depend on where the run was interrupted.
+        torch.manual_seed((self.options.seed * 1_000_003 + number) * self.parallel.count + self.parallel.rank)
         encoded = self._encode(self._mine(indices))
         supervised = sum(sample.supervised for sample in encoded)
         trained, targets = self.parallel.sum(len(encoded), supervised)
