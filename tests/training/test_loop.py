@@ -259,10 +259,11 @@ def with_dropout(model: Any) -> Any:
 @pytest.mark.parametrize("tower", ["siglip_vision_model", "untied"])
 @pytest.mark.parametrize("aligner", [{"aligner": "layernorm", "gwc": True}, {"aligner": "global_scale"}])
 @pytest.mark.parametrize("stop", [1, 4])
+@pytest.mark.parametrize("rates", [STAGE2, {"language": 1e-3}], ids=["all", "language"])
 def test_fault_7_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_does(
-    tiny: Tiny, tmp_path: Path, tower: str, aligner: dict[str, Any], stop: int
+    tiny: Tiny, tmp_path: Path, tower: str, aligner: dict[str, Any], stop: int, rates: dict[str, float]
 ) -> None:
-    chosen = options(checkpoint_minutes=0.0)
+    chosen = options(checkpoint_minutes=0.0, learning_rate=rates)
     whole = with_dropout(tiny.model(aligner, tower=tower))
     rows = run(whole, samples_of(whole, tiny.processor(tower)), chosen, tmp_path / "whole")
 
