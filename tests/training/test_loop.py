@@ -306,6 +306,22 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tiny: Tiny, tmp_path: Path,
     assert checkpoint.restore(tmp_path / "none", [layer], optimizer) == (0, [])
 
 
+def test_a_damaged_checkpoint_is_refused_by_name_and_never_trained_from(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    checkpoint.save(tmp_path, 3, [{"loss": 1.0}], [layer], optimizer)
+    file = tmp_path / checkpoint.FILE
+    whole = file.read_bytes()
+    weight = whole.index(layer.weight.detach().numpy().tobytes())
+    changed = whole[:weight] + bytes([whole[weight] ^ 1]) + whole[weight + 1 :]
+    for content in (b"", b"no archive", bytes(len(whole)), whole[: len(whole) // 2], whole[:-1], changed):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=f"the checkpoint .*{checkpoint.FILE} is damaged .*; delete it"):
+            checkpoint.restore(tmp_path, [layer], optimizer)
+    file.write_bytes(whole)
+    assert checkpoint.restore(tmp_path, [layer], optimizer) == (3, [{"loss": 1.0}])
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_fault_11_a_loss_that_is_not_finite_stops_before_weights_change_and_names_step_and_samples(
     tiny: Tiny, tmp_path: Path, value: float
