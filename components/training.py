@@ -231,7 +231,10 @@ def work_folder(profile: Profile, stage: str, variant: str) -> Path:
         "variant": asdict(profile.variant(variant)),
         "weights": read_json(profile.folder / "weights.json"),
         "dataset": read_json(profile.folder / "dataset.json"),
+        "text_norm": read_json(profile.folder / "text_norm.json"),
     }
+    if stage == "stage1":
+        inputs["features"] = read_json(profile.folder / "features" / "index.json")["cached"]
     if stage == "stage2":
         projector = profile.model_folder(variant, "stage1") / "projector.safetensors"
         inputs["stage1"] = hashlib.sha256(projector.read_bytes()).hexdigest()

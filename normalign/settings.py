@@ -17,6 +17,7 @@ from normalign.training.options import COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHAR
 PARAMS_FILE = Path("params.yaml")
 TOP_LEVEL_KEYS = ("profile", "run", "variants", "templates", "profiles")
 BASELINE = "baseline"  # the variant that the others are compared with
+STAGE1_MODULES = ("projector", "aligner")  # what may train in stage 1, before a frozen tower and language model
 # Names of profiles and variants become parts of paths and of shell commands.
 NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -229,6 +230,15 @@ class Profile:
     check: CheckSettings
     registry: RegistrySettings
 
+    def __post_init__(self) -> None:
+        for module in self.stage1.learning_rate:
+            if module not in STAGE1_MODULES:
+                kept = " and ".join(STAGE1_MODULES)
+                raise ValueError(
+                    f"stage1.learning_rate: stage 1 hands on {kept} alone, so that training of {module!r} would be "
+                    "lost; name it under stage2"
+                )
+
     @property
     def folder(self) -> Path:
         """Where this profile's outputs lie."""
@@ -414,7 +424,10 @@ def _build_profile(name: str, variants: dict[str, VariantSettings], sections: di
         if key not in sections:
             raise SettingsError(f"profiles.{name}: missing key {key!r}; add it")
     built = {key: _build(hints[key], sections[key], f"profiles.{name}.{key}") for key in expected}
-    return Profile(name=name, variants=variants, **built)
+    try:
+        return Profile(name=name, variants=variants, **built)
+    except ValueError as error:
+        raise SettingsError(f"profiles.{name}.{error}") from None
 
 
 def variants_to_run(path: Path = PARAMS_FILE) -> list[str]:

@@ -144,6 +144,13 @@ def test_training_options_that_cannot_train_are_refused(
     assert f"profiles.ci.stage1.{message}" in str(error.value)
 
 
+@pytest.mark.parametrize("module", ["vision", "language"])
+def test_stage_1_trains_only_what_it_hands_on(document: dict[str, Any], tmp_path: Path, module: str) -> None:
+    document["profiles"]["ci"]["stage1"]["learning_rate"][module] = 1e-3
+    with pytest.raises(SettingsError, match=f"ci.stage1.learning_rate: .*training of '{module}' would be lost"):
+        load(document, tmp_path)
+
+
 def numbers(document: dict[str, Any], kind: type, above: str = "") -> dict[str, str]:
     """Where numbers of ``kind`` stand: each place's dotted keys, and the part of them that a refusal is to name."""
     found: dict[str, str] = {}

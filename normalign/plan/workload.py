@@ -66,7 +66,8 @@ def workload(
     """The stage's samples and tokens; what is not given is taken from the data set or assumed.
 
     Raises:
-        ValueError: the number of samples is not known, or more tokens are supervised than there are.
+        ValueError: the number of samples is not known, more tokens are supervised than there are or a sample longer
+            than the context, or devices would have nothing to do.
     """
     options: TrainingOptions = getattr(profile, stage)
     assumed = ASSUMED_TEXT["llava" if profile.dataset.synthetic is None else "synthetic"][stage]
@@ -75,6 +76,16 @@ def workload(
         supervised = math.ceil(text * assumed[1] / assumed[0])
     if not 0 < supervised <= text:
         raise ValueError(f"{stage}: {supervised} supervised tokens of {text} text tokens; give at least 1, at most all")
+    if visual + text > profile.model.max_tokens:
+        raise ValueError(
+            f"{stage}: {visual} visual and {text} text tokens are more than model.max_tokens "
+            f"({profile.model.max_tokens}), to which training cuts a sample; give fewer, or raise it"
+        )
+    if devices > options.global_batch:
+        raise ValueError(
+            f"{stage}: {devices} devices share a global_batch of {options.global_batch} samples, so that some would "
+            "have none; give fewer, or raise it"
+        )
     return Workload(
         samples=count_samples(profile, stage) if samples is None else samples,
         visual=visual,

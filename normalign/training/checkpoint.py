@@ -1,6 +1,7 @@
 """Checkpoints to resume a training stage from: written whole or not at all."""
 
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,15 +73,34 @@ def restore(
     """Put the saved state back; returns the number of finished steps and their log rows (0 and none without a file).
 
     The number of processes, and how the model is spread over them, may differ from when it was saved.
+
+    Raises:
+        ValueError: the file is damaged; nothing is trained from it.
     """
     if not (folder / FILE).exists():
         return 0, []
-    state = torch.load(folder / FILE, weights_only=True, map_location="cpu", mmap=True)
+    state = _read(folder / FILE)
     for module, saved in zip(modules, state["modules"], strict=True):
         current = module.state_dict()
         module.load_state_dict({name: like(value, current[name]) for name, value in saved.items()})
     optimizer.load_state_dict(_map_state(optimizer, state["optimizer"], like))
     return state["step"], state["rows"]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """What was saved, once every checksum is found right: loading alone would take a changed weight as it is."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
+        return dict(torch.load(file, weights_only=True, map_location="cpu", mmap=True))
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # readers of broken files raise whatever their parser stumbles over
+        raise ValueError(
+            f"the checkpoint {file} is damaged ({error}); delete it and start the stage again, from its beginning"
+        ) from error
 
 
 def _map_state(

@@ -133,16 +133,17 @@ class _Run:
         self.optimizer = self.table.optimizer(options)
         self.table.check(self.optimizer)
         trained = [row.module for row in self.table.trainable()]
-        self.trained = [model.get_submodule(MODULE_PATHS[module]) for module in trained]
+        self.active = [model.get_submodule(MODULE_PATHS[module]) for module in trained]
         if "language" in trained:
-            self.trained.append(model.lm_head)  # outside the language model, and its own weight unless tied
+            self.active.append(model.lm_head)  # outside the language model, and its own weight unless tied
+        # An aligner may keep a running mean even where nothing in it trains.
+        self.active.append(model.model.multi_modal_projector.aligner)
         model.eval()
-        for module in self.trained:
+        for module in self.active:
             module.train()
-        model.model.multi_modal_projector.aligner.train()
 
     def go(self, description: str, watch: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-        done, rows = checkpoint.restore(self.work, self.trained, self.optimizer)
+        done, rows = checkpoint.restore(self.work, self.active, self.optimizer)
         main = self.parallel.main
         last_saved = time.monotonic()
         bar = tqdm(
@@ -159,7 +160,7 @@ class _Run:
                 watch(rows)
             due = time.monotonic() - last_saved > 60 * self.options.checkpoint_minutes
             if self.parallel.largest(due):
-                checkpoint.save(self.work, number + 1, rows, self.trained, self.optimizer, main=main)
+                checkpoint.save(self.work, number + 1, rows, self.active, self.optimizer, main=main)
                 last_saved = time.monotonic()
         bar.close()
         if not rows:
@@ -172,6 +173,8 @@ class _Run:
     def _step(self, number: int) -> dict[str, Any] | None:
         """One optimizer step and its log row; None where all its samples were dropped, which changes nothing."""
         indices = self.steps[number]
+        # Dropout, where a model has any, must not depend on where the run was interrupted.
+        torch.manual_seed((self.options.seed * 1_000_003 + number) * self.parallel.count + self.parallel.rank)
         encoded = self._encode(self._mine(indices))
         supervised = sum(sample.supervised for sample in encoded)
         trained, targets = self.parallel.sum(len(encoded), supervised)

@@ -3,7 +3,7 @@
 Ids and labels are made together, segment by segment: labels are never found again by searching re-tokenised text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,14 +88,16 @@ class ChatFormat:
         self.image_token_id: Any = tokenizer.convert_tokens_to_ids(image_token)
         self.system_prompt = system_prompt
 
-    def render(self, turns: Sequence[tuple[str, str | None]], has_image: bool) -> list[str]:
-        """Text segments [prompt 1, answer 1, prompt 2, ...]; a last answer of None leaves its prompt open.
+    def render(self, turns: Sequence[tuple[str, str | None]], has_image: bool) -> Iterator[str]:
+        """Text segments prompt 1, answer 1, prompt 2, ...; a last answer of None leaves its prompt open.
+
+        Each is rendered when it is asked for: the template reads a conversation from its beginning for every turn,
+        which of a long one need not be done beyond what fits.
 
         Raises:
             ValueError: the chat template rewrites earlier turns, so that segments cannot be told apart.
         """
         messages = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
-        segments: list[str] = []
         done = ""
         for index, (question, answer) in enumerate(turns):
             content = f"{self.image_token}\n{question}" if has_image and index == 0 else question
@@ -103,7 +105,7 @@ class ChatFormat:
             for generation_prompt in (True, False):
                 if not generation_prompt:
                     if answer is None:
-                        return segments
+                        return
                     messages.append({"role": "assistant", "content": answer})
                 text: Any = self.tokenizer.apply_chat_template(
                     messages,
@@ -113,9 +115,8 @@ class ChatFormat:
                 )
                 if not text.startswith(done):
                     raise ValueError("the chat template rewrites earlier turns; it cannot be used for training")
-                segments.append(text[len(done) :])
+                yield text[len(done) :]
                 done = text
-        return segments
 
     def _tokenise(self, text: str) -> list[int]:
         """Ids of one segment, each image placeholder repeated once per visual token."""
@@ -133,12 +134,13 @@ class ChatFormat:
 
     def prompt(self, question: str, has_image: bool) -> tuple[list[int], list[int]]:
         """(shared ids, own ids) of a single question: the shared part ends with the image, if there is one."""
-        ids = self._tokenise(self.render([(question, None)], has_image)[0])
+        ids = self._tokenise(next(self.render([(question, None)], has_image)))
         return self._split_shared(ids, has_image)
 
     def option(self, question: str, option: str, has_image: bool) -> list[int]:
         """Ids of ``option`` as an answer to ``question``, without the token that ends the turn."""
-        ids, labels = self._answer(self.render([(question, option)], has_image)[1])
+        _, answer = self.render([(question, option)], has_image)
+        ids, labels = self._answer(answer)
         supervised = [token for token, label in zip(ids, labels, strict=True) if label != IGNORE]
         ends = supervised and supervised[-1] in self.tokenizer.all_special_ids
         return supervised[:-1] if ends else supervised
@@ -188,7 +190,7 @@ class ChatFormat:
         segments = self.render(turns, has_image)
         ids: list[int] = []
         labels: list[int] = []
-        for prompt, answer in zip(segments[::2], segments[1::2], strict=True):
+        for prompt, answer in zip(segments, segments, strict=True):  # in pairs: both come from one iterator
             prompt_ids = self._tokenise(prompt)
             answer_ids, answer_labels = self._answer(answer)
             if len(ids) + len(prompt_ids) + len(answer_ids) > max_tokens:

@@ -16,17 +16,34 @@ import yaml
 ROOT = Path(__file__).parents[2]
 
 # Runs the commands of dvc.yaml, upstream first, that begin with one of the arguments; imports are paid for once.
+# A stage may read no other files of the data folder than its own and those of stages that it depends on: else DVC
+# might run it before they are there, and would not run it again when they change (one that always runs would be).
 ONE_PROCESS = """
-import importlib, shlex, sys
+import importlib, os, shlex, sys
+from pathlib import Path
 import networkx
 from dvc.repo import Repo
 from normalign.settings import load_profile
 with Repo() as repo:
-    nodes = list(networkx.dfs_postorder_nodes(repo.index.graph))
+    graph = repo.index.graph
+nodes = list(networkx.dfs_postorder_nodes(graph))
+readable = []
+def watch(event, arguments):
+    if event == "open" and readable and isinstance(arguments[0], str):
+        file = Path(arguments[0]).absolute()
+        inside = file.relative_to(data).parts if file.is_relative_to(data) else ()
+        unfinished = any(part.startswith(".") for part in inside)  # its own
+        if inside and not unfinished and file.is_file():
+            assert any(file.is_relative_to(out) for out in readable), f"{file} is read, but no dependency in dvc.yaml"
+sys.addaudithook(watch)
 for node in nodes:
     if node.addressing.startswith(tuple(sys.argv[1:])):
         _, _, module, profile, *variant = shlex.split(node.cmd)
+        data = Path.cwd() / "data" / profile
+        above = networkx.descendants(graph, node) if node.always_changed else graph.successors(node)
+        readable = [Path(out.fs_path) for stage in (node, *above) for out in stage.outs]
         print(importlib.import_module(module).run(load_profile(profile), *variant), flush=True)
+        readable = []
 """
 
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from components.training import DroppedSamples, samples_of
+from components.training import DroppedSamples, samples_of, work_folder
 from normalign.data.llava import Record, Turn
 from normalign.data.manifest import Dropped
-from normalign.files import write_jsonl
+from normalign.files import write_json, write_jsonl
 from normalign.settings import Profile, load_profile
 from normalign.vlm.chat import SampleDroppedError
 
@@ -77,3 +78,37 @@ def test_nothing_is_written_where_nothing_is_dropped(tmp_path: Path) -> None:
     dropped = DroppedSamples(tmp_path / "work", 0)
     dropped.require_share("stage1", 0, 100, 0.0)
     assert dropped.by_reason() == {} and not (tmp_path / "work").exists()
+
+
+def test_a_run_goes_on_only_where_nothing_that_it_computes_with_has_changed(profile: Profile) -> None:
+    files: dict[Path, dict[str, Any]] = {
+        profile.folder / "weights.json": {"language": "ab"},
+        profile.folder / "dataset.json": {"fingerprint": "cd"},
+        profile.folder / "text_norm.json": {"T": 3.2},
+        profile.folder / "features" / "index.json": {"cached": True},
+    }
+    for file, content in files.items():
+        write_json(file, content)
+    projector = profile.model_folder("norm", "stage1") / "projector.safetensors"
+    projector.parent.mkdir(parents=True)
+    projector.write_bytes(b"trained")
+    stages = ("stage1", "stage2")
+    before = {stage: work_folder(profile, stage, "norm") for stage in stages}
+    assert before == {stage: work_folder(profile, stage, "norm") for stage in stages}
+    for file, content in files.items():
+        write_json(file, {name: not value if value is True else f"other {value}" for name, value in content.items()})
+        assert work_folder(profile, "stage1", "norm") != before["stage1"], file
+        expected = file.parent.name == "features"  # which stage 2 does not use
+        assert (work_folder(profile, "stage2", "norm") == before["stage2"]) == expected, file
+        write_json(file, content)
+    projector.write_bytes(b"trained otherwise")
+    assert work_folder(profile, "stage2", "norm") != before["stage2"]
+    changes: dict[str, dict[str, Any]] = {
+        "stage1": {"seed": 43},
+        "model": {"max_tokens": 65},
+        "compute": {"precision": "bf16"},
+    }
+    for section, change in changes.items():
+        changed = dataclasses.replace(profile, **{section: dataclasses.replace(getattr(profile, section), **change)})
+        assert work_folder(changed, "stage1", "norm") != before["stage1"], section
+    assert work_folder(profile, "stage1", "norm_gwc") != before["stage1"]

@@ -95,6 +95,8 @@ def test_a_baseline_that_cannot_be_measured_is_an_error(monkeypatch: pytest.Monk
         (["llama32_3b", "--mfu", "1.5"], "--mfu: 1.5 is above 1"),
         (["llama32_3b", "--devices", "0"], "--devices: 0 is not above 0"),
         (["llama32_3b", "--text-tokens", "50", "10", "--supervised-tokens", "5", "20"], "20 supervised tokens of 10"),
+        (["llama32_3b", "--text-tokens", "60", "3400"], "3400 text tokens are more than model.max_tokens (4096)"),
+        (["llama32_3b", "--devices", "129"], "stage2: 129 devices share a global_batch of 128 samples"),
         (["llama32_3b", "--vision-config", "absent.json"], "absent.json"),
     ],
 )

@@ -247,17 +247,27 @@ class Stop(Exception):  # noqa: N818 (stands in for a kill)
     """Ends a run."""
 
 
+def with_dropout(model: Any) -> Any:
+    """``model`` leaving out a tenth of its attention in training mode."""
+    for module in model.modules():
+        for name in ("attention_dropout", "dropout"):  # Llama's and SigLIP's
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.1)
+    return model
+
+
 @pytest.mark.parametrize("tower", ["siglip_vision_model", "untied"])
 @pytest.mark.parametrize("aligner", [{"aligner": "layernorm", "gwc": True}, {"aligner": "global_scale"}])
 @pytest.mark.parametrize("stop", [1, 4])
+@pytest.mark.parametrize("rates", [STAGE2, {"language": 1e-3}], ids=["all", "language"])
 def test_fault_7_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_does(
-    tiny: Tiny, tmp_path: Path, tower: str, aligner: dict[str, Any], stop: int
+    tiny: Tiny, tmp_path: Path, tower: str, aligner: dict[str, Any], stop: int, rates: dict[str, float]
 ) -> None:
-    chosen = options(checkpoint_minutes=0.0)
-    whole = tiny.model(aligner, tower=tower)
+    chosen = options(checkpoint_minutes=0.0, learning_rate=rates)
+    whole = with_dropout(tiny.model(aligner, tower=tower))
     rows = run(whole, samples_of(whole, tiny.processor(tower)), chosen, tmp_path / "whole")
 
-    cut = tiny.model(aligner, tower=tower)
+    cut = with_dropout(tiny.model(aligner, tower=tower))
     samples = samples_of(cut, tiny.processor(tower))
     calls = 0
 
@@ -271,7 +281,7 @@ def test_fault_7_a_resumed_run_ends_bitwise_where_an_uninterrupted_one_does(
     with pytest.raises(Stop):
         run(cut, dataclasses.replace(samples, encode=encode), chosen, tmp_path / "cut")
     torch.manual_seed(99)
-    resumed = tiny.model(aligner, tower=tower)
+    resumed = with_dropout(tiny.model(aligner, tower=tower))
     again = run(resumed, samples_of(resumed, tiny.processor(tower)), chosen, tmp_path / "cut")
     assert again == rows
     for name, value in weights(whole).items():
@@ -294,6 +304,22 @@ def test_a_checkpoint_is_written_whole_or_not_at_all(tiny: Tiny, tmp_path: Path,
     assert (tmp_path / checkpoint.FILE).read_bytes() == kept
     assert checkpoint.restore(tmp_path, [layer], optimizer) == (3, [{"loss": 1.0}])
     assert checkpoint.restore(tmp_path / "none", [layer], optimizer) == (0, [])
+
+
+def test_a_damaged_checkpoint_is_refused_by_name_and_never_trained_from(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    checkpoint.save(tmp_path, 3, [{"loss": 1.0}], [layer], optimizer)
+    file = tmp_path / checkpoint.FILE
+    whole = file.read_bytes()
+    weight = whole.index(layer.weight.detach().numpy().tobytes())
+    changed = whole[:weight] + bytes([whole[weight] ^ 1]) + whole[weight + 1 :]
+    for content in (b"", b"no archive", bytes(len(whole)), whole[: len(whole) // 2], whole[:-1], changed):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=f"the checkpoint .*{checkpoint.FILE} is damaged .*; delete it"):
+            checkpoint.restore(tmp_path, [layer], optimizer)
+    file.write_bytes(whole)
+    assert checkpoint.restore(tmp_path, [layer], optimizer) == (3, [{"loss": 1.0}])
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

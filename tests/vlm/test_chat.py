@@ -110,6 +110,22 @@ def test_fault_3_truncation_leaves_out_whole_turns_and_never_cuts_the_image(
     assert kept == [answer + END for _, answer in TURNS[: len(kept)]]
 
 
+@pytest.mark.parametrize("per_turn", [False, True])
+def test_what_does_not_fit_costs_no_time(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, per_turn: bool) -> None:
+    tokenizer: Any = tiny.processor().tokenizer
+    template, calls = tokenizer.apply_chat_template, 0
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return template(*arguments, **options)
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", counted)
+    chat = ChatFormat(tokenizer, TOKENS, IMAGE_TOKEN, None)
+    encoded = chat.encode("s", TURNS[:1] * 100_000, "a.png", per_turn=per_turn, max_tokens=500)
+    assert calls == 2 * (len(answers(chat, encoded)) + 1) < 40
+
+
 def test_a_sample_without_room_for_an_answer_is_dropped_by_name(chat: ChatFormat) -> None:
     with pytest.raises(SampleDroppedError, match="sample s7: no answer fits into max_tokens = 20"):
         chat.encode("s7", TURNS, "a.png", per_turn=False, max_tokens=20)
@@ -129,13 +145,13 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tiny: Tiny) -> None:
     tokenizer: Any = tiny.processor().tokenizer
     tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     with pytest.raises(ValueError, match="rewrites earlier turns"):
-        ChatFormat(tokenizer, TOKENS, IMAGE_TOKEN, None).render(TURNS[:2], False)
+        list(ChatFormat(tokenizer, TOKENS, IMAGE_TOKEN, None).render(TURNS[:2], False))
 
 
 def test_a_template_that_prints_the_date_prints_the_same_one_every_day(tiny: Tiny) -> None:
     tokenizer: Any = tiny.processor().tokenizer
     tokenizer.chat_template = "{{ date_string }}: " + tokenizer.chat_template
-    rendered = ChatFormat(tokenizer, TOKENS, IMAGE_TOKEN, None).render(TURNS[:1], False)[0]
+    rendered = next(ChatFormat(tokenizer, TOKENS, IMAGE_TOKEN, None).render(TURNS[:1], False))
     assert rendered.startswith("01 Jan 2025: ")
 
 
