@@ -6,7 +6,10 @@ from pathlib import Path
 
 import typer
 
-app = typer.Typer(name="normalign", no_args_is_help=True, add_completion=False, help=__doc__.splitlines()[0])
+_HELP = (
+    "Measure and mend norm imbalance in vision-language models; follow the pipeline that trains and compares variants."
+)
+app = typer.Typer(name="normalign", no_args_is_help=True, add_completion=False, help=_HELP)
 profile_app = typer.Typer(no_args_is_help=True, help="Which profile of params.yaml the pipeline runs.")
 app.add_typer(profile_app, name="profile")
 _RESULTS = typer.Argument(None, help="Results of probe, text-norm or encoder-norm, as JSON.")

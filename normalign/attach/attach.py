@@ -138,7 +138,8 @@ def refuse_attached(anatomy: Anatomy) -> None:
     for name, module in anatomy.projector.named_modules():
         if hasattr(module, "gain_statistics") and not isinstance(module, NoAligner):
             raise ValueError(
-                f"{anatomy.projector_path}.{name} is an aligner ({type(module).__name__}); a second one is refused"
+                f"{anatomy.projector_path}.{name} is an aligner ({type(module).__name__}); a second one is refused. It "
+                "belongs to a model of the pipeline: train another variant (params.yaml, variants) instead"
             )
 
 

@@ -41,7 +41,8 @@ def detach_checkpoint(folder: Path, out: Path, *, restore_projector: bool = Fals
     refuse_out(out, folder)
     if RECORD not in config:
         raise ValueError(
-            f"{folder} has no attached aligner (config.json has no {RECORD!r}); there is nothing to detach"
+            f"{folder} has no attached aligner (config.json has no {RECORD!r}): neither `normalign attach` wrote it, "
+            "nor was it trained from what that wrote"
         )
     record = config[RECORD]
     _refuse_foreign(folder, record)

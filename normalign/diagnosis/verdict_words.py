@@ -4,6 +4,8 @@ from typing import Any
 
 from normalign.diagnosis.thresholds import GAP, OVERWRITTEN_COSINE, RATIO, imbalance, level
 
+PIPELINE = "normalign_llava"  # the family of models that the pipeline trains; their aligner is a variant's
+
 
 def verdict_words(result: dict[str, Any], verdict: dict[str, Any]) -> list[str]:
     """What was found in the probed model ``result``, whose ``verdict`` has its figures already."""
@@ -36,7 +38,8 @@ def _failure_words(verdict: dict[str, Any]) -> str:
         return (
             f"Overwriting, the opposite of inertia: the first layer adds {first['first_visual_update']:.3g} times what "
             f"visual tokens bring and leaves them with a cosine of {first['first_visual_cosine']:.2f} to it. Text "
-            f"tokens {'fare alike' if alike else 'do not fare so'} (cosine {first['first_text_cosine']:.2f})."
+            f"tokens {'fare alike' if alike else 'do not fare so'} (cosine {first['first_text_cosine']:.2f})"
+            + (", but the layer was pretrained on them." if alike else ".")
         )
     if not balanced and verdict["severity"] == "none":
         return "The norms differ, but the first layers turn both modalities alike: neither inertia nor overwriting."
@@ -111,10 +114,10 @@ def verdict_advice(result: dict[str, Any], verdict: dict[str, Any]) -> list[str]
     control = "Whether accuracy gains is for an evaluation to say, with shuffled images as the control."
     train = "the outputs change, so the model must then be trained"
     if verdict["failure"] == "overwriting":
-        return [
-            "Try a larger target norm (normalign attach MODEL OUT --multiple 8) against the present one, in equal "
-            f"trainings: {train}. " + control
-        ]
+        how = "normalign attach MODEL OUT --multiple 8"
+        if result["family"] == PIPELINE:
+            how = "a variant with multiple: 8.0 in params.yaml"
+        return [f"Try a larger target norm ({how}) against the present one, in equal trainings: {train}. {control}"]
     if verdict["severity"] == "none":
         return ["Norms call for no change."]
     if result.get("visual_vocabulary"):
