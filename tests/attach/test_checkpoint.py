@@ -234,7 +234,7 @@ def test_refusals_name_what_is_wrong_and_write_nothing(saved: Saved, pictures: P
     (tmp_path / "full" / "file").touch()
     with pytest.raises(ValueError, match="not empty"):
         attach_checkpoint(folder, tmp_path / "full")
-    with pytest.raises(ValueError, match="nothing to detach"):
+    with pytest.raises(ValueError, match="has no attached aligner"):
         detach_checkpoint(folder, out)
     pickled = tmp_path / "pickled"
     shutil.copytree(folder, pickled)
