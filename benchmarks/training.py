@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ IMAGE_SIZE = 112
 PROFILE = "smol"
 SEED = 7
 RATE = 1e-4
+MICRO_BATCH_TOKENS = 4096
 # How many questions a record holds: most few, some many, as in LLaVA's instruction data.
 QUESTIONS = (1, 2, 2, 3, 3, 4, 6, 10)
 
@@ -229,8 +230,11 @@ def fastest(call: Any, repeats: int) -> float:
     return min(times)
 
 
-def step_times(threads: int, lengths: Sequence[int], batch_sizes: Sequence[int]) -> list[dict[str, float]]:
-    """Seconds of a stage-2 forward and backward of the language model by sequence length and batch."""
+def step_times(threads: int, lengths: Sequence[int], batch_sizes: Sequence[int]) -> Iterator[dict[str, float]]:
+    """Seconds of a stage-2 forward and backward of the language model by sequence length and batch.
+
+    A batch goes through in micro-batches of at most MICRO_BATCH_TOKENS, as in training: memory stays the same.
+    """
     import torch
 
     from normalign.vlm.chat import Encoded
@@ -239,23 +243,26 @@ def step_times(threads: int, lengths: Sequence[int], batch_sizes: Sequence[int])
 
     setup = Setup(Task("stage2", False, 1, 1, threads))
     loss = SupervisedLoss(setup.model.train())
-    table = []
+
+    def sample(length: int) -> Encoded:
+        made = Encoded("")
+        ids = torch.randint(5, 1000, (length,)).tolist()
+        made.add(ids, [-100] * (length - 32) + ids[-32:])
+        return made
+
+    def seconds(length: int, batch: int) -> float:
+        at_once = min(batch, max(1, MICRO_BATCH_TOKENS // length))
+        start = time.perf_counter()
+        for _ in range(batch // at_once):
+            packed = pack([sample(length) for _ in range(at_once)], share_rows=True, pad_id=0)
+            loss(packed, Visual()).total.backward()
+        return time.perf_counter() - start
+
+    seconds(min(lengths), 1)  # warms up
     for length in lengths:
         for batch in batch_sizes:
-            samples = [Encoded(f"{i}") for i in range(batch)]
-            for sample in samples:
-                ids = torch.randint(5, 1000, (length,)).tolist()
-                sample.add(ids, [-100] * (length - 32) + ids[-32:])
-            packed = pack(samples, share_rows=True, pad_id=0)
-
-            def step(packed: Any = packed) -> None:
-                loss(packed, Visual()).total.backward()
-
-            seconds = fastest(step, 1)
-            table.append(
-                {"length": length, "batch": batch, "seconds": seconds, "tokens_per_second": length * batch / seconds}
-            )
-    return table
+            taken = seconds(length, batch)
+            yield {"length": length, "batch": batch, "seconds": taken, "tokens_per_second": length * batch / taken}
 
 
 def measure(side: str, task: Task) -> dict[str, Any]:
@@ -298,11 +305,13 @@ def table(threads: int, *, as_json: bool) -> None:
     """Print the step time by sequence length and batch."""
     rows = step_times(threads, (256, 512, 1024, 2048), (1, 2, 4, 8))
     if as_json:
-        print(json.dumps(rows))
+        print(json.dumps(list(rows)))
         return
     print(f"{'length':>6} {'batch':>5} {'seconds':>8} {'tokens/s':>9}")
     for row in rows:
-        print(f"{row['length']:>6} {row['batch']:>5} {row['seconds']:>8.2f} {row['tokens_per_second']:>9.0f}")
+        print(
+            f"{row['length']:>6} {row['batch']:>5} {row['seconds']:>8.2f} {row['tokens_per_second']:>9.0f}", flush=True
+        )
 
 
 def side_by_side(common: dict[str, Any], *, stock_bf16: bool, as_json: bool) -> None:
