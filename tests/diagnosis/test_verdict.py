@@ -48,6 +48,9 @@ def test_overwriting_is_told_by_a_first_layer_that_replaces_an_aligned_token() -
     assert (verdict["failure"], verdict["severity"]) == ("overwriting", "mild")
     assert "adds 20 times" in words(verdict) and "fare alike" in words(verdict)
     assert "larger target norm" in words(verdict) and "layernorm" not in words(verdict)
+    assert "normalign attach MODEL OUT --multiple 8" in words(verdict)
+    trained = words(judge(result(1, HUGE, family="normalign_llava")))
+    assert "multiple: 8.0 in params.yaml" in trained and "attach" not in trained, "attach refuses the pipeline's models"
     text_kept = judge(result(1, EIGHT, HUGE))
     assert text_kept["failure"] == "overwriting" and "do not fare so (cosine 0.71)" in words(text_kept)
 
