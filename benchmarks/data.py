@@ -2,7 +2,8 @@
 
 A generated LLaVA JSON array is read, checked and written as a prepared data set (the work of the stage `dataset`),
 then a training process starts on it: imports, processor, index, the order of an epoch, the first sample encoded. Each
-runs in a process of its own, so that peak memory is its own. The records are conversations without images: decoding a
+runs in a process of its own, so that peak memory is its own; their times together, imports included, are what passes
+between the published file and the start of a training. The records are conversations without images: decoding a
 million images costs what decoders cost and says nothing about the reader.
 """
 
@@ -59,17 +60,16 @@ def profile() -> Any:
     return load_profile("ci")
 
 
-def prepare() -> dict[str, Any]:
-    """Read and check the array, write ``stage1.jsonl``."""
+def prepare(launched: float) -> dict[str, Any]:
+    """Read and check the array, write ``stage1.jsonl``; ``launched``: when this process began."""
     from normalign.data.llava import read_llava
     from normalign.data.manifest import Tally
-    from normalign.files import write_jsonl
+    from normalign.files import write_lines
 
-    start = time.perf_counter()
     tally = Tally(Path())
-    records = tally.kept(read_llava(Path(ARRAY), Path(), max_pixels=1))
-    write_jsonl(profile().folder / "dataset" / "stage1.jsonl", (record.to_json() for record in records))
-    seconds = time.perf_counter() - start
+    lines = tally.lines(read_llava(Path(ARRAY), Path(), max_pixels=1))
+    write_lines(profile().folder / "dataset" / "stage1.jsonl", lines)
+    seconds = time.time() - launched
     kept = tally.manifest().kept
     return {"records": kept, "seconds": seconds, "records_per_second": kept / seconds, "cpu_seconds": _cpu()}
 
@@ -111,7 +111,7 @@ def in_own_process(part: str, folder: Path) -> dict[str, Any]:
 
 
 def run_part(part: str, launched: float) -> None:
-    result = prepare() if part == "prepare" else first_sample(launched)
+    result = prepare(launched) if part == "prepare" else first_sample(launched)
     print(json.dumps({**result, "peak_rss_gb": peak_rss_gb()}))
 
 
@@ -129,13 +129,14 @@ def measure(count: int, folder: Path) -> dict[str, Any]:
     write_array(folder / ARRAY, count)
     prepared = in_own_process("prepare", folder)
     first = in_own_process("first_sample", folder)
+    seconds = prepared["seconds"] + first["seconds_to_first_sample"]
     return {
         "records": count,
         "array_gb": (folder / ARRAY).stat().st_size / 1e9,
         "prepare": prepared,
         "first_sample": first,
-        "within_limits": max(prepared["peak_rss_gb"], first["peak_rss_gb"]) <= MAX_RSS_GB
-        and first["seconds_to_first_sample"] <= MAX_SECONDS,
+        "seconds_to_training": seconds,
+        "within_limits": max(prepared["peak_rss_gb"], first["peak_rss_gb"]) <= MAX_RSS_GB and seconds <= MAX_SECONDS,
     }
 
 
@@ -158,9 +159,10 @@ def main() -> None:
     )
     print(
         f"start of training process to first sample: {first['seconds_to_first_sample']:.1f} s "
-        f"(limit {MAX_SECONDS:.0f}; processor {first['cpu_seconds']:.1f} s), "
+        f"(processor {first['cpu_seconds']:.1f} s), "
         f"{first['seconds_of_it_data']:.1f} s of it for the data; peak memory {first['peak_rss_gb']:.2f} GB"
     )
+    print(f"from the array to the first sample: {result['seconds_to_training']:.1f} s (limit {MAX_SECONDS:.0f})")
     print(f"samples in shuffled order, encoded: {first['shuffled_samples_per_second']:,.0f}/s")
 
 

@@ -10,7 +10,7 @@ from normalign.data.llava import read_llava
 from normalign.data.manifest import Manifest, Tally, require_kept
 from normalign.data.rows import embedded_images, embeds_images
 from normalign.data.synthetic import BENCHMARKS, load_benchmark, write_dataset
-from normalign.files import atomic_directory, write_json, write_jsonl
+from normalign.files import atomic_directory, write_json, write_lines
 from normalign.settings import DatasetSettings, Profile
 
 
@@ -76,8 +76,7 @@ def _prepare(stage: str, source: _Source, settings: DatasetSettings, folder: Pat
         setting = f"dataset.llava.{stage}_images"
         raise FileNotFoundError(f"{images} ({setting}) is not a folder; put the images there or correct the setting")
     tally = Tally(images)
-    records = tally.kept(read_llava(source.rows, images, settings.max_pixels))
-    write_jsonl(folder / f"{stage}.jsonl", (record.to_json() for record in records))
+    write_lines(folder / f"{stage}.jsonl", tally.lines(read_llava(source.rows, images, settings.max_pixels)))
     manifest = tally.manifest()
     require_kept(manifest, settings.max_dropped_share, source.name, source.remedy)
     return manifest

@@ -136,11 +136,15 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
+def write_lines(path: Path, lines: Iterable[bytes]) -> None:
+    """Write ``lines``, each with its line break, atomically."""
+    with atomic_write(path) as temporary, temporary.open("wb") as handle:
+        handle.writelines(lines)
+
+
 def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
-    """Write one JSON document per line, atomically."""
-    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as handle:
-        for row in rows:
-            handle.write(json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n")
+    """Write one JSON document per line, atomically; NaN and infinity are refused."""
+    write_lines(path, (f"{json.dumps(row, allow_nan=False, ensure_ascii=False)}\n".encode() for row in rows))
 
 
 def read_json(path: Path) -> Any:

@@ -1,6 +1,5 @@
 """LLaVA-format conversations (``id``, ``image``, ``conversations``): checked when read, indexed once prepared."""
 
-import json
 import os
 import reprlib
 from collections import deque
@@ -12,12 +11,14 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
+import orjson
 
 from normalign.data.images import ImageReason, ImageRejected, open_image, store_image
 from normalign.data.rows import EmbeddedImage, read_rows
 
 PLACEHOLDER = "<image>"
 _AHEAD = 128  # records under way at a time, some with their image in memory
+REMEMBERED = 1 << 18  # images; more than COCO and Visual Genome hold together, some 50 MB
 _INDEX_CHUNK = 1 << 24  # bytes
 
 ConversationReason = Literal[
@@ -53,14 +54,14 @@ class Record:
     image: str | None
     turns: tuple[Turn, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_line(self) -> bytes:
         """The record as one line of a prepared data set."""
-        turns = [{"question": turn.question, "answer": turn.answer} for turn in self.turns]
-        return {"id": self.id, "image": self.image, "turns": turns}
+        return orjson.dumps(self, option=orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Record":
-        """Inverse of :meth:`to_json`."""
+    def from_line(cls, line: bytes) -> "Record":
+        """Inverse of :meth:`to_line`."""
+        value = orjson.loads(line)
         return cls(value["id"], value["image"], tuple(Turn(**turn) for turn in value["turns"]))
 
 
@@ -82,7 +83,7 @@ class _Rejected(ValueError):  # noqa: N818 (a verdict on the data, not a fault o
 def read_llava(source: Path, image_root: Path, max_pixels: int) -> Iterator[Record | Reject]:
     """Yield every record of ``source`` in order, validated, its image decoded in full (on all processors).
 
-    Memory does not grow with the number of records.
+    An image that several records name is decoded once. Memory does not grow with the number of records.
 
     Args:
         source: a JSON array, JSON lines, a parquet file, or a folder of parquet shards.
@@ -95,29 +96,58 @@ def read_llava(source: Path, image_root: Path, max_pixels: int) -> Iterator[Reco
     """
     if not image_root.is_dir():
         raise FileNotFoundError(f"image root {image_root} is not a folder; correct the path")
+    check = ImageCheck(image_root, max_pixels)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        pending: deque[Future[Record | Reject]] = deque()
+        pending: deque[Future[Record | Reject] | Record | Reject] = deque()
         for number, row in enumerate(read_rows(source)):
-            arguments = (row, f"#{number}", image_root, max_pixels)
-            has_image = isinstance(row, dict) and row.get("image") is not None
-            pending.append(pool.submit(check_row, *arguments) if has_image else _done(check_row(*arguments)))
+            image = row.get("image") if isinstance(row, dict) else None
+            # What needs no decoding is quicker done than handed to a thread.
+            at_once = image is None or (isinstance(image, str) and image in check)
+            arguments = (row, f"#{number}", check)
+            pending.append(check_row(*arguments) if at_once else pool.submit(check_row, *arguments))
             if len(pending) == _AHEAD:
-                yield pending.popleft().result()
-        for future in pending:
-            yield future.result()
+                yield _result(pending.popleft())
+        yield from map(_result, pending)
 
 
-def _done(result: Record | Reject) -> Future[Record | Reject]:
-    """Text alone is quicker checked than handed to a thread."""
-    future: Future[Record | Reject] = Future()
-    future.set_result(result)
-    return future
+def _result(checked: Future[Record | Reject] | Record | Reject) -> Record | Reject:
+    return checked.result() if isinstance(checked, Future) else checked
 
 
-def check_row(row: Any, fallback_id: str, image_root: Path, max_pixels: int) -> Record | Reject:
+class ImageCheck:
+    """Whether images below ``root`` can be used; the verdicts on the first ``REMEMBERED`` of them are kept."""
+
+    def __init__(self, root: Path, max_pixels: int) -> None:
+        self.root, self.max_pixels = root, max_pixels
+        self._verdicts: dict[str, tuple[ImageReason, str] | None] = {}
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._verdicts
+
+    def __call__(self, path: str) -> None:
+        """Decode ``root / path`` in full, unless its verdict is known.
+
+        Raises:
+            ImageRejected: as :func:`normalign.data.images.open_image`.
+        """
+        verdict = self._verdicts[path] if path in self else self._decode(path)
+        if len(self._verdicts) < REMEMBERED:
+            self._verdicts[path] = verdict
+        if verdict is not None:
+            raise ImageRejected(*verdict)
+
+    def _decode(self, path: str) -> tuple[ImageReason, str] | None:
+        try:
+            open_image(path, self.root, self.max_pixels)
+        except ImageRejected as error:
+            return error.reason, str(error)
+        return None
+
+
+def check_row(row: Any, fallback_id: str, check: ImageCheck) -> Record | Reject:
     """One row as a record, or why not; ``fallback_id`` names a row that has no ``id``.
 
-    An embedded image of a good record is written under ``image_root``, and the record names that file.
+    An embedded image of a good record is written under the image root, and the record names that file.
     """
     name = row.get("id") if isinstance(row, dict) else None
     # A lone surrogate, which UTF-8 lacks, is shown escaped; parse_conversation refuses it.
@@ -126,10 +156,11 @@ def check_row(row: Any, fallback_id: str, image_root: Path, max_pixels: int) -> 
     try:
         if isinstance(embedded, EmbeddedImage):
             record = parse_conversation({**row, "image": embedded.name}, record_id)
-            return replace(record, image=store_image(embedded.content, embedded.name, image_root, max_pixels))
+            stored = store_image(embedded.content, embedded.name, check.root, check.max_pixels)
+            return replace(record, image=stored)
         record = parse_conversation(row, record_id)
         if record.image is not None:
-            open_image(record.image, image_root, max_pixels)
+            check(record.image)
     except (_Rejected, ImageRejected) as error:
         return Reject(record_id, error.reason, str(error))
     return record
@@ -157,18 +188,20 @@ def parse_conversation(row: Any, record_id: str) -> Record:
     questions, answers = _without_placeholder(values[0::2], has_image=image is not None), values[1::2]
     if any(PLACEHOLDER in answer for answer in answers):
         raise _Rejected("placeholder_in_answer", f"an answer contains {PLACEHOLDER}")
+    turns = []
     for index, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-        if not question.strip():
+        turn = Turn(question.strip(), answer.strip())
+        if not turn.question:
             raise _Rejected("blank_question", f"question {index} is blank")
-        if not answer.strip():
+        if not turn.answer:
             raise _Rejected("blank_answer", f"answer {index} is blank")
-    turns = tuple(Turn(q.strip(), a.strip()) for q, a in zip(questions, answers, strict=True))
-    return Record(record_id, image, turns)
+        turns.append(turn)
+    return Record(record_id, image, tuple(turns))
 
 
 def _require_utf8(field: str, text: str) -> None:
     """Refuse lone surrogates: JSON can spell them, but no file in UTF-8 and no tokenizer can hold them."""
-    if text != _escaped(text):
+    if not text.isascii() and text != _escaped(text):
         raise _Rejected("malformed_record", f"{field} has half a surrogate pair: {reprlib.repr(text)}")
 
 
@@ -225,7 +258,7 @@ class Records(Sequence[Record]):
             return [self[i] for i in range(*index.indices(len(self)))]
         place = range(len(self))[index]  # negative ones count from the end, others out of range raise IndexError
         start, end = int(self._starts[place]), int(self._starts[place + 1])
-        return Record.from_json(json.loads(os.pread(self._file.fileno(), end - start, start)))
+        return Record.from_line(os.pread(self._file.fileno(), end - start, start))
 
 
 def _line_starts(file: FileIO) -> np.ndarray:

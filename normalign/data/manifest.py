@@ -1,12 +1,12 @@
 """What a data set holds after reading: counts, why records were dropped, a fingerprint of what was kept."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
-from normalign.data.llava import Record, Reject
+from normalign.data.llava import REMEMBERED, Record, Reject
 
 MAX_EXAMPLES = 10
 
@@ -45,20 +45,25 @@ class Tally:
         self._kept = self._turns = self._with_image = 0
         self._dropped: dict[str, Dropped] = {}
         self._digest = hashlib.sha256()
+        self._image_digest = lru_cache(REMEMBERED)(self._hash_image)
 
-    def kept(self, rows: Iterable[Record | Reject]) -> Iterator[Record]:
-        """The records among ``rows``; the rest is counted by reason."""
+    def lines(self, rows: Iterable[Record | Reject]) -> Iterator[bytes]:
+        """The records among ``rows`` as lines of a prepared data set; the rest is counted by reason."""
         for row in rows:
             if isinstance(row, Reject):
                 count_dropped(self._dropped, row.reason, row.id)
                 continue
             self._kept += 1
             self._turns += len(row.turns)
-            self._digest.update(json.dumps(row.to_json(), sort_keys=True).encode() + b"\n")
+            line = row.to_line()
+            self._digest.update(line)
             if row.image is not None:
                 self._with_image += 1
-                self._digest.update(hashlib.sha256((self._root / row.image).read_bytes()).digest())
-            yield row
+                self._digest.update(self._image_digest(row.image))
+            yield line
+
+    def _hash_image(self, path: str) -> bytes:
+        return hashlib.sha256((self._root / path).read_bytes()).digest()
 
     def manifest(self) -> Manifest:
         """What has passed so far."""

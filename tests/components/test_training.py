@@ -9,7 +9,7 @@ import pytest
 from components.training import DroppedSamples, samples_of, work_folder
 from normalign.data.llava import Record, Turn
 from normalign.data.manifest import Dropped
-from normalign.files import write_json, write_jsonl
+from normalign.files import write_json, write_lines
 from normalign.settings import Profile, load_profile
 from normalign.vlm.chat import SampleDroppedError
 
@@ -25,7 +25,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profile:
     profile = load_profile("ci", PARAMS)
     words = {3: "word " * 100, 7: "word " * 200}
     records = [Record(f"r{i}", None, (Turn("What?", words.get(i, "That.")),)) for i in range(10)]
-    write_jsonl(profile.folder / "dataset" / "stage1.jsonl", (record.to_json() for record in records))
+    write_lines(profile.folder / "dataset" / "stage1.jsonl", (record.to_line() for record in records))
     return dataclasses.replace(
         profile,
         model=dataclasses.replace(profile.model, max_tokens=64),

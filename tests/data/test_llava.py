@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from normalign.data import llava
-from normalign.data.images import ImageReason
+from normalign.data.images import ImageReason, open_image
 from normalign.data.llava import (
     PLACEHOLDER,
     ConversationReason,
+    ImageCheck,
     Record,
     Records,
     Reject,
@@ -24,7 +25,7 @@ from normalign.data.llava import (
     read_llava,
 )
 from normalign.data.manifest import Manifest, Tally, require_kept
-from normalign.files import write_jsonl
+from normalign.files import write_lines
 
 LIMIT = 10_000
 
@@ -32,7 +33,7 @@ LIMIT = 10_000
 def collect(rows: Iterable[Record | Reject], root: Path) -> tuple[list[Record], Manifest]:
     """What passes a tally, and what it says in the end."""
     tally = Tally(root)
-    return list(tally.kept(rows)), tally.manifest()
+    return [Record.from_line(line) for line in tally.lines(rows)], tally.manifest()
 
 
 def talk(*values: str) -> list[dict[str, str]]:
@@ -75,7 +76,7 @@ def root(tmp_path: Path) -> Path:
 def test_every_reason_has_a_row_that_is_rejected_for_it(root: Path) -> None:
     assert set(BAD) == {*typing.get_args(ConversationReason), *typing.get_args(ImageReason)}
     for reason, bad in BAD.items():
-        verdict = check_row(bad, "#0", root, LIMIT)
+        verdict = check_row(bad, "#0", ImageCheck(root, LIMIT))
         assert isinstance(verdict, Reject), reason
         assert (verdict.id, verdict.reason) == ("x", reason)
 
@@ -95,16 +96,36 @@ def test_every_reason_has_a_row_that_is_rejected_for_it(root: Path) -> None:
     ],
 )
 def test_rows_of_another_shape_are_malformed(root: Path, bad: Any) -> None:
-    verdict = check_row(bad, "#7", root, LIMIT)
+    verdict = check_row(bad, "#7", ImageCheck(root, LIMIT))
     assert isinstance(verdict, Reject)
     assert verdict.reason == "malformed_record"
     verdict.id.encode()  # it is written to dataset.json
 
 
 def test_question_without_answer_is_out_of_order(root: Path) -> None:
-    verdict = check_row(row("x", None, "q", "a", "q"), "#0", root, LIMIT)
+    verdict = check_row(row("x", None, "q", "a", "q"), "#0", ImageCheck(root, LIMIT))
     assert isinstance(verdict, Reject)
     assert verdict.reason == "roles_out_of_order"
+
+
+@pytest.mark.parametrize("remembered", [0, 1, 1 << 18])
+def test_records_of_one_image_share_its_verdict(root: Path, monkeypatch: pytest.MonkeyPatch, remembered: int) -> None:
+    decoded: list[str] = []
+
+    def count(path: str, *arguments: Any) -> Image.Image:
+        decoded.append(path)
+        return open_image(path, *arguments)
+
+    monkeypatch.setattr(llava, "open_image", count)
+    monkeypatch.setattr(llava, "REMEMBERED", remembered)
+    monkeypatch.setattr(llava, "_AHEAD", 1)
+    rows = [row(f"{name}{i}", name, ASK, "a") for i in range(3) for name in ("ok.png", "text.png")]
+    (root / "data.json").write_text(json.dumps(rows))
+    verdicts = list(read_llava(root / "data.json", root, LIMIT))
+    assert [isinstance(verdict, Record) for verdict in verdicts] == [True, False] * 3
+    assert {verdict.reason for verdict in verdicts if isinstance(verdict, Reject)} == {"image_undecodable"}
+    assert len({verdict.message for verdict in verdicts if isinstance(verdict, Reject)}) == 1
+    assert len(decoded) == {0: 6, 1: 4, 1 << 18: 2}[remembered]
 
 
 def test_array_and_lines_give_the_same_records_in_order(root: Path) -> None:
@@ -158,7 +179,7 @@ def test_no_conversation_yields_an_invalid_record(
     if not (root / "ok.png").exists():
         Image.new("RGB", (8, 8)).save(root / "ok.png")
     image = "ok.png" if has_image else None
-    record = check_row({"id": 1, "image": image, "conversations": conversation}, "#0", root, LIMIT)
+    record = check_row({"id": 1, "image": image, "conversations": conversation}, "#0", ImageCheck(root, LIMIT))
     if isinstance(record, Reject):
         return
     assert [message["from"] for message in conversation] == ["human", "gpt"] * len(record.turns)
@@ -171,7 +192,7 @@ def test_no_conversation_yields_an_invalid_record(
 
 def test_records_survive_writing_and_loading(root: Path) -> None:
     records = [Record("ä", "ok.png", (Turn("q\n", "a"),)), Record("2", None, (Turn("x", "y"), Turn("z", "w")))]
-    write_jsonl(root / "stage1.jsonl", (record.to_json() for record in records))
+    write_lines(root / "stage1.jsonl", (record.to_line() for record in records))
     loaded = Records(root / "stage1.jsonl")
     assert list(loaded) == records and len(loaded) == 2
     assert loaded[-1] == records[1] and loaded[::-1] == records[::-1]
@@ -183,7 +204,7 @@ def test_records_survive_writing_and_loading(root: Path) -> None:
 def test_any_record_is_read_alone_in_any_order(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = tmp_path_factory.getbasetemp() / "any.jsonl"
     records = [Record(str(i), None, (Turn(text, text),)) for i, text in enumerate(texts)]
-    write_jsonl(path, (record.to_json() for record in records))
+    write_lines(path, (record.to_line() for record in records))
     loaded = Records(path)
     assert len(loaded) == len(records)
     assert [loaded[i] for i in reversed(range(len(records)))] == records[::-1]
@@ -192,7 +213,7 @@ def test_any_record_is_read_alone_in_any_order(tmp_path_factory: pytest.TempPath
 def test_index_is_right_where_a_line_crosses_a_chunk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llava, "_INDEX_CHUNK", 7)
     records = [Record(str(i), None, (Turn("q" * i, "a"),)) for i in range(20)]
-    write_jsonl(root / "stage1.jsonl", (record.to_json() for record in records))
+    write_lines(root / "stage1.jsonl", (record.to_line() for record in records))
     assert list(Records(root / "stage1.jsonl")) == records
     text = (root / "stage1.jsonl").read_text()
     (root / "stage1.jsonl").write_text(text.rstrip("\n"))
@@ -200,8 +221,8 @@ def test_index_is_right_where_a_line_crosses_a_chunk(root: Path, monkeypatch: py
 
 
 def test_manifest_counts_each_reason_and_keeps_ten_examples(root: Path) -> None:
-    rows = [check_row(row(f"good{i}", "ok.png", ASK, "a", "q", "b"), "", root, LIMIT) for i in range(3)]
-    rows += [check_row(row(f"bad{i}", None, "q", ""), "", root, LIMIT) for i in range(12)]
+    rows = [check_row(row(f"good{i}", "ok.png", ASK, "a", "q", "b"), "", ImageCheck(root, LIMIT)) for i in range(3)]
+    rows += [check_row(row(f"bad{i}", None, "q", ""), "", ImageCheck(root, LIMIT)) for i in range(12)]
     records, manifest = collect(rows, root)
     assert (manifest.read, manifest.kept, manifest.dropped, manifest.turns) == (15, 3, 12, 6)
     assert manifest.dropped_by_reason["blank_answer"].count == 12
