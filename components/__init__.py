@@ -63,7 +63,8 @@ def _end_with(shell: int, starter: int) -> None:
 def stage_main(run: Callable[..., str]) -> None:
     """Run a stage from the command line: arguments are the profile and, if the stage has them, variants.
 
-    Prints the summary line that ``run`` returns. An error that a person can mend is printed without a traceback.
+    Prints the summary line that ``run`` returns, once if several processes run the stage together. An error that a
+    person can mend is printed without a traceback.
     """
     from safetensors import SafetensorError
 
@@ -73,7 +74,9 @@ def stage_main(run: Callable[..., str]) -> None:
     if not arguments:
         sys.exit(f"usage: python -m {run.__module__} PROFILE [VARIANT]")
     try:
-        print(run(load_profile(arguments[0]), *arguments[1:]), flush=True)
+        summary = run(load_profile(arguments[0]), *arguments[1:])
+        if os.environ.get("RANK", "0") == "0":  # torchrun and accelerate number their processes so
+            print(summary, flush=True)
     except (ValueError, OSError, SafetensorError) as error:
         if os.environ.get("NORMALIGN_TRACEBACK"):
             raise

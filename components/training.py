@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from accelerate import Accelerator
 from safetensors import safe_open
 from torch import Tensor
 
+import normalign
 from components.common import image_root, use_threads, write_timings
 from components.live import LiveCurves
 from normalign.data.images import open_image
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from transformers import LlavaProcessor
 
     from normalign.vlm.model import NormalignForConditionalGeneration
+
+TRAINING_PACKAGES = ("norms", "training", "vlm")
 
 
 @dataclass(frozen=True)
@@ -223,8 +227,11 @@ def run_stage(
 
 
 def work_folder(profile: Profile, stage: str, variant: str) -> Path:
-    """Where a stage keeps what it resumes from: one folder per settings and inputs, so that a change starts afresh."""
+    """Where a stage keeps what it resumes from: one folder per settings, inputs and code; a change starts afresh."""
     inputs: dict[str, Any] = {
+        "code": code_digest(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
         "options": asdict(getattr(profile, stage)),
         "model": asdict(profile.model),
         "compute": asdict(profile.compute),
@@ -240,6 +247,15 @@ def work_folder(profile: Profile, stage: str, variant: str) -> Path:
         inputs["stage1"] = hashlib.sha256(projector.read_bytes()).hexdigest()
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
     return Path("work") / profile.name / stage / variant / digest
+
+
+def code_digest() -> str:
+    """SHA-256 over the source of the packages whose change may change what training computes."""
+    digest = hashlib.sha256()
+    root = Path(normalign.__file__).parent
+    for file in sorted(file for name in TRAINING_PACKAGES for file in (root / name).rglob("*.py")):
+        digest.update(f"{file.relative_to(root).as_posix()}\0{file.read_text(encoding='utf-8')}\0".encode())
+    return digest.hexdigest()
 
 
 def clear_work(profile: Profile, stage: str, variant: str) -> None:

@@ -24,6 +24,8 @@ NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]*")
 OPEN_SHARE = Rule(lambda value: 0 < value < 1, "a number above 0 and below 1")
 ACCURACY_GAIN = Rule(lambda value: -1 <= value <= 1, "a number from -1 to 1")
 IMAGE_SIDE = Rule(lambda value: value >= 8, "at least 8 pixels")
+MAX_PIXELS = 178_956_970  # Pillow refuses larger images whatever it is told
+PIXELS = Rule(lambda value: 1 <= value <= MAX_PIXELS, f"a number from 1 to {MAX_PIXELS}, Pillow's own limit")
 BOUNDS = Rule(lambda pair: 0 < pair[0] < pair[1] < math.inf, "two finite numbers above 0, the smaller one first")
 NAMES = Rule(lambda names: names and len(set(names)) == len(names), "at least one name, and none twice")
 
@@ -141,7 +143,7 @@ class DatasetSettings:
     def __post_init__(self) -> None:
         if (self.synthetic is None) == (self.llava is None):
             raise ValueError("synthetic: exactly one of it and 'llava' must be set, the other one null")
-        require(self, COUNT, "max_pixels")
+        require(self, PIXELS, "max_pixels")
         require(self, SHARE, "max_dropped_share")
 
 

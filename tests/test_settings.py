@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from normalign.settings import SettingsError, load_profile, read_params, variants_to_run
 
@@ -17,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 PARAMS = ROOT / "params.yaml"
 FILE = yaml.safe_load(PARAMS.read_text(encoding="utf-8"))
 PROFILES = ("ci", "smol", "llama32_3b", "qwen25_7b")
+
+PILLOW_LIMIT = 2 * (Image.MAX_IMAGE_PIXELS or 0)  # twice what it warns of is refused
 
 
 @pytest.fixture
@@ -202,7 +205,7 @@ def test_no_whole_number_may_be_below_zero(document: dict[str, Any], tmp_path: P
             if key not in ("seed", "image_size")
         ),
         ("profiles.ci.dataset.synthetic.image_size", [7], [8]),
-        ("profiles.ci.dataset.max_pixels", [0], [1]),
+        ("profiles.ci.dataset.max_pixels", [0, PILLOW_LIMIT + 1], [1, PILLOW_LIMIT]),
         ("profiles.ci.dataset.max_dropped_share", [-0.01, 1.01], [0, 1]),
         ("profiles.ci.encoder_norm.images", [0], [1]),
         ("profiles.ci.features.budget_gb", [-0.01], [0]),

@@ -30,6 +30,9 @@ class TrainableTable:
 
     Building it sets ``requires_grad`` on every parameter of the model, so that what the table says is what trains.
     Parameters of the vision tower that visual tokens do not depend on never train; they are ``unused``.
+
+    Raises:
+        ValueError: no module that is to train has a parameter.
     """
 
     def __init__(self, model: NormalignForConditionalGeneration, options: TrainingOptions) -> None:
@@ -46,6 +49,12 @@ class TrainableTable:
         for row in self.rows:
             for parameter in row.parameters.values():
                 parameter.requires_grad_(row.learning_rate is not None)
+        if not self.parameters():
+            named, others = " and ".join(options.learning_rate), ", ".join(r.module for r in self.rows if r.parameters)
+            raise ValueError(
+                f"learning_rate: this variant has no parameters in {named}, so nothing would train; "
+                f"name one of {others}"
+            )
 
     def trainable(self) -> Iterator[Row]:
         """Rows that train and have parameters (an aligner may have none)."""

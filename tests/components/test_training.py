@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
-from components.training import DroppedSamples, samples_of, work_folder
+import normalign
+from components.training import DroppedSamples, code_digest, samples_of, work_folder
 from normalign.data.llava import Record, Turn
 from normalign.data.manifest import Dropped
 from normalign.files import write_json, write_lines
@@ -80,7 +83,29 @@ def test_nothing_is_written_where_nothing_is_dropped(tmp_path: Path) -> None:
     assert dropped.by_reason() == {} and not (tmp_path / "work").exists()
 
 
-def test_a_run_goes_on_only_where_nothing_that_it_computes_with_has_changed(profile: Profile) -> None:
+def test_code_that_training_runs_through_is_part_of_what_a_run_is_known_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(normalign, "__file__", str(tmp_path / "__init__.py"))
+    files = [tmp_path / name for name in ("norms/gwc.py", "training/deep/loop.py", "vlm/model.py")]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_text("a = 1\n")
+    before = code_digest()
+    for other in (tmp_path / "report.py", tmp_path / "norms" / "gwc.pyc"):  # neither is training's source
+        other.write_text("x")
+        assert code_digest() == before
+    for file in files:
+        file.write_text("a = 2\n")
+        assert code_digest() != before, file
+        file.write_text("a = 1\n")
+    files[0].rename(files[0].with_name("other.py"))
+    assert code_digest() != before
+
+
+def test_a_run_goes_on_only_where_nothing_that_it_computes_with_has_changed(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files: dict[Path, dict[str, Any]] = {
         profile.folder / "weights.json": {"language": "ab"},
         profile.folder / "dataset.json": {"fingerprint": "cd"},
@@ -112,3 +137,9 @@ def test_a_run_goes_on_only_where_nothing_that_it_computes_with_has_changed(prof
         changed = dataclasses.replace(profile, **{section: dataclasses.replace(getattr(profile, section), **change)})
         assert work_folder(changed, "stage1", "norm") != before["stage1"], section
     assert work_folder(profile, "stage1", "norm_gwc") != before["stage1"]
+    for library in (torch, transformers):
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "__version__", "0.1")
+            assert work_folder(profile, "stage1", "norm") != before["stage1"], library
+    monkeypatch.setattr("components.training.code_digest", lambda: "edited")
+    assert work_folder(profile, "stage1", "norm") != before["stage1"]

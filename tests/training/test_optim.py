@@ -44,6 +44,11 @@ def test_the_optimizer_passes_the_tables_own_check(tiny: Tiny, rates: dict[str, 
     assert sorted(held) == sorted(id(p) for p in table.parameters())
 
 
+def test_a_table_of_modules_without_parameters_is_refused(tiny: Tiny) -> None:
+    with pytest.raises(ValueError, match=r"no parameters in aligner.*name one of vision, projector, language"):
+        TrainableTable(tiny.model(aligner={"aligner": "none"}), options(learning_rate={"aligner": 1e-3}))
+
+
 @pytest.mark.parametrize("tamper", ["rate", "missing", "frozen", "grad", "unused"])
 def test_an_optimizer_that_differs_from_the_table_is_refused(tiny: Tiny, tamper: str) -> None:
     chosen = options(learning_rate=STAGE1 | {"vision": 1e-3})
