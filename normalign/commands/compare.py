@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from normalign.registry.fingerprint import model_name
+from normalign.registry.record import MODIFIED
 from normalign.registry.store import open_registry
 from normalign.registry.versions import runs_of, versions_of
 from normalign.settings import load_profile
@@ -69,6 +70,7 @@ def _row(version: ModelVersion, aliases: str, run: Run) -> list[str]:
     def show(key: str, scale: float = 1.0, digits: int = 1) -> str:
         return f"{metrics[key] * scale:.{digits}f}" if key in metrics else "–"
 
+    commit = version.tags.get("git_commit", "–")
     created = datetime.datetime.fromtimestamp(version.creation_timestamp / 1000)
     return [
         str(version.version),
@@ -79,6 +81,6 @@ def _row(version: ModelVersion, aliases: str, run: Run) -> list[str]:
         f"{show('visual/accuracy', 100)} ± {show('visual/stderr', 100)}",
         show("visual/shuffled_accuracy", 100),
         show("text/accuracy", 100),
-        version.tags.get("git_commit", "–")[:7],
+        f"{commit[:7]}{MODIFIED if commit.endswith(MODIFIED) else ''}",
         f"{created:%Y-%m-%d %H:%M}",
     ]

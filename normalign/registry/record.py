@@ -15,6 +15,8 @@ from normalign.settings import Profile
 
 STAGES = ("stage1", "stage2")
 TRACKED_FILES = ("dvc.lock", "dvc.yaml", "params.yaml")
+SOURCES = ("params.yaml", "dvc.yaml", "components", "normalign")
+MODIFIED = "-modified"
 METRICS_PER_CALL, PARAMS_PER_CALL = 1000, 100  # the most that log_batch takes
 MAX_PARAM_CHARACTERS = 6000
 
@@ -76,13 +78,22 @@ def provenance(profile: Profile) -> dict[str, str]:
     for part in ("vision", "language"):
         tags[f"{part}_weights"] = str(weights.field(part, "source"))
         tags[f"{part}_weights_sha256"] = str(weights.field(part, "sha256"))
-    commit = _git_commit()
+    commit = git_commit()
     return tags | ({"git_commit": commit} if commit else {})
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
+    """The commit of the working copy, followed by MODIFIED where settings or code differ from it; None without git."""
+    commit = _git("rev-parse", "HEAD")
+    return commit and commit + (
+        MODIFIED if _git("--no-optional-locks", "status", "--porcelain", "--", *SOURCES) else ""
+    )
+
+
+def _git(*arguments: str) -> str | None:
+    """What git answers; None where it refuses or is not installed."""
     try:
-        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        answer = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return None
     return answer.stdout.strip() if answer.returncode == 0 else None

@@ -28,6 +28,7 @@ from normalign.files import read_json, write_json
 from normalign.registry import versions
 from normalign.registry.fingerprint import fingerprint, folder_md5, model_md5
 from normalign.registry.lookup import already_registered
+from normalign.registry.record import MODIFIED, git_commit
 from normalign.registry.store import open_registry
 from normalign.settings import RegistrySettings
 
@@ -111,6 +112,26 @@ def test_a_version_holds_settings_curves_metrics_files_and_provenance(registered
     assert (tags["variant"], tags["data_fingerprint"], tags["vision_weights_sha256"]) == ("norm", "d47a", "beef")
     assert tags["dvc_md5"] == folder_md5(profile.model_folder("norm", "stage2"))
     assert "git_commit" not in tags  # the working copy of this test is outside git
+
+
+def test_a_commit_is_named_as_modified_where_settings_or_code_differ_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert git_commit() is None
+    files = [tmp_path / name for name in ("params.yaml", "normalign/norms/gwc.py", "dvc.lock")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("before")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-qm", "a"]):
+        subprocess.run(["git", *command], check=True)
+    commit = git_commit()
+    assert commit is not None and len(commit) == 40
+    for file, differs in zip(files, (True, True, False), strict=True):  # the lock is what a run itself writes
+        file.write_text("after")
+        assert git_commit() == commit + (MODIFIED if differs else ""), file
+        file.write_text("before")
 
 
 def test_the_md5_of_a_model_is_dvcs_own_and_is_read_from_the_lock(results: Any) -> None:
