@@ -118,11 +118,12 @@ def test_several_models_are_told_apart_and_one_that_fails_loses_no_other(
     assert result.exit_code == 1
     first, second, failed = json.loads(result.stdout)["models"]
     assert first == second and failed.keys() == {"model", "error"} and "nowhere" in failed["error"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["1", "2", "index.html"]
-    (tmp_path / "out" / "2" / "mine.txt").touch()
+    # Each in the folder of its place in the command.
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["1", "3", "index.html"]
+    (tmp_path / "out" / "3" / "mine.txt").touch()
     assert run(checkpoint, "--images", images, "--out", tmp_path / "out").exit_code == 0
     left = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
-    assert left == {"index.html", "result.json", "2", "2/mine.txt"}, "a page beside results that it does not show"
+    assert left == {"index.html", "result.json", "3", "3/mine.txt"}, "a page beside results that it does not show"
 
 
 def test_models_are_called_by_as_much_of_their_path_as_tells_them_apart(tmp_path: Path) -> None:

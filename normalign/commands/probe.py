@@ -45,7 +45,8 @@ class Request:
 def probe(models: Sequence[str], request: Request, *, as_json: bool = False) -> bool:
     """Measure ``models``, one after the other; print tables and a verdict, or one JSON object.
 
-    With ``request.out``: the page there, and each model's result (``result.json``; several: ``<number>/result.json``).
+    With ``request.out``: the page there, and each model's result (``result.json``; several: ``<number>/result.json``,
+    the first being 1, whether all could be measured or not).
 
     Returns:
         Whether all of several models could be measured; one that fails loses no other.
@@ -58,9 +59,9 @@ def probe(models: Sequence[str], request: Request, *, as_json: bool = False) -> 
         _check_writable(request.out)
     prompts, pictures = read_prompts(request.prompts), Pictures(request.images)
     base = None if request.base is None else base_text_norm(request.base)
-    results: list[dict[str, Any]] = []
+    measured: dict[int, dict[str, Any]] = {}
     failed: list[dict[str, Any]] = []
-    for model, name in zip(models, short_names(models), strict=True):
+    for number, (model, name) in enumerate(zip(models, short_names(models), strict=True), 1):
         try:
             result = rounded({"model": name, **measure(model, request, pictures, prompts, base)})
         except (ValueError, OSError) as error:
@@ -68,8 +69,12 @@ def probe(models: Sequence[str], request: Request, *, as_json: bool = False) -> 
                 raise
             failed.append({"model": model, "error": str(error)})
             continue
-        results.append({**result, "verdict": judge(result)})
-    page = None if request.out is None or not results else _write(results, request.out)
+        measured[number] = {**result, "verdict": judge(result)}
+    results = list(measured.values())
+    page = None
+    if request.out is not None and results:
+        names = {number: f"{number}/result.json" if len(models) > 1 else "result.json" for number in measured}
+        page = _write({request.out / names[number]: result for number, result in measured.items()}, request.out)
     if as_json:
         shown = results[0] if len(models) == 1 else {"models": [*results, *failed]}
         typer.echo(json.dumps(shown, indent=2, allow_nan=False))
@@ -85,17 +90,15 @@ def _check_writable(out: Path) -> None:
         raise NotWritten(out, f"{nearest} is no folder that can be written to; name another with --out")
 
 
-def _write(results: Sequence[dict[str, Any]], out: Path) -> Path:
+def _write(files: dict[Path, dict[str, Any]], out: Path) -> Path:
     """The results and their page; results of an earlier run, which the page does not show, go."""
-    numbered = {out / str(number) / "result.json": result for number, result in enumerate(results, 1)}
-    files = {out / "result.json": results[0]} if len(results) == 1 else numbered
     for path, result in files.items():
         write_json(path, result)
     for old in {out / "result.json", *out.glob("[1-9]*/result.json")} - set(files):
         old.unlink(missing_ok=True)
         if old.parent != out and not any(old.parent.iterdir()):
             old.parent.rmdir()
-    return write_page(results, out)
+    return write_page(list(files.values()), out)
 
 
 def _show(results: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]], page: Path | None) -> None:
