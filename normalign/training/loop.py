@@ -18,10 +18,11 @@ from normalign.training.memory import halve_frozen, recompute_layers
 from normalign.training.optim import TrainableTable, update_ratio
 from normalign.training.options import MODULES, TrainingOptions
 from normalign.training.parallel import Parallel, total_norm
+from normalign.training.prefetch import prefetch
 from normalign.vlm.chat import IGNORE, Encoded, SampleDroppedError
 from normalign.vlm.forward import SupervisedLoss, Visual
 from normalign.vlm.model import MODULE_PATHS, NormalignForConditionalGeneration
-from normalign.vlm.packing import pack
+from normalign.vlm.packing import Packed, pack
 
 GAIN_COLUMNS = ("gain_l2", "gain_mean_abs", "gain_drift")
 UPDATE_EVERY = 10  # steps between two measurements of updates, which read all weights once more
@@ -39,6 +40,14 @@ class Samples:
     count: int
     encode: Callable[[int], Encoded]
     visual: Callable[[Sequence[Encoded]], Visual]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """This process's share of a step: samples that can be trained on, and these as micro-batches with their images."""
+
+    encoded: list[Encoded]
+    micros: list[tuple[Packed, Visual]]
 
 
 def sample_order(count: int, seed: int, epoch: int) -> list[int]:
@@ -149,19 +158,20 @@ class _Run:
         bar = tqdm(
             total=len(self.steps), initial=done, desc=description, mininterval=1.0, unit="step", disable=not main
         )
-        for number in range(done, len(self.steps)):
-            self._set_rates(number)
-            row = self._step(number)
-            if row is not None:
-                rows.append(row)
-                bar.set_postfix(loss=f"{row['loss']:.3f}", refresh=False)
-            bar.update()
-            if main:
-                watch(rows)
-            due = time.monotonic() - last_saved > 60 * self.options.checkpoint_minutes
-            if self.parallel.largest(due):
-                checkpoint.save(self.work, number + 1, rows, self.active, self.optimizer, main=main)
-                last_saved = time.monotonic()
+        with contextlib.closing(prefetch(map(self._prepare, range(done, len(self.steps))))) as steps:
+            for number, ready in enumerate(steps, done):
+                self._set_rates(number)
+                row = self._step(number, ready)
+                if row is not None:
+                    rows.append(row)
+                    bar.set_postfix(loss=f"{row['loss']:.3f}", refresh=False)
+                bar.update()
+                if main:
+                    watch(rows)
+                due = time.monotonic() - last_saved > 60 * self.options.checkpoint_minutes
+                if self.parallel.largest(due):
+                    checkpoint.save(self.work, number + 1, rows, self.active, self.optimizer, main=main)
+                    last_saved = time.monotonic()
         bar.close()
         if not rows:
             raise TrainingStoppedError(
@@ -170,29 +180,36 @@ class _Run:
             )
         return rows
 
-    def _step(self, number: int) -> dict[str, Any] | None:
+    def _prepare(self, number: int) -> Ready:
+        """The data of a step; nothing here may depend on weights or on random numbers, since it runs ahead of both."""
+        encoded = self._encode(self._mine(self.steps[number]))
+        micros = []
+        for start in range(0, len(encoded), self.options.micro_batch):
+            micro = encoded[start : start + self.options.micro_batch]
+            self._check_placeholders(micro)
+            packed = self._pack(micro)
+            micros.append((packed, self.samples.visual(packed.order)))
+        return Ready(encoded, micros)
+
+    def _step(self, number: int, ready: Ready) -> dict[str, Any] | None:
         """One optimizer step and its log row; None where all its samples were dropped, which changes nothing."""
-        indices = self.steps[number]
         # Dropout, where a model has any, must not depend on where the run was interrupted.
         torch.manual_seed((self.options.seed * 1_000_003 + number) * self.parallel.count + self.parallel.rank)
-        encoded = self._encode(self._mine(indices))
-        supervised = sum(sample.supervised for sample in encoded)
-        trained, targets = self.parallel.sum(len(encoded), supervised)
+        supervised = sum(sample.supervised for sample in ready.encoded)
+        trained, targets = self.parallel.sum(len(ready.encoded), supervised)
         if targets == 0:
             return None
         total = 0.0
         norms: dict[str, list[float]] = {}
-        size = self.options.micro_batch
-        micros = [encoded[start : start + size] for start in range(0, len(encoded), size)]
         # Every process has to take part in every exchange: one with fewer samples than others fills up with blanks.
-        count = int(self.parallel.largest(len(micros)))
-        for place, micro in enumerate([*micros, *[[]] * (count - len(micros))]):
+        count = int(self.parallel.largest(len(ready.micros)))
+        for place, micro in enumerate([*ready.micros, *[None] * (count - len(ready.micros))]):
             loss, seen = self._micro(micro, targets, place == count - 1, number)
             total += loss
             for name, value in seen.items():
                 norms.setdefault(name, []).append(value)
         loss, mean_norms = self._means(total / targets, norms)
-        gradient_norms = self._gradient_norms(number, encoded)
+        gradient_norms = self._gradient_norms(number, ready.encoded)
         total_norm = math.sqrt(sum(value**2 for value in gradient_norms.values()))
         factor = self._clip(gradient_norms, total_norm)
         rates = self._rates()
@@ -203,7 +220,7 @@ class _Run:
         return {
             "step": number + 1,
             "samples": int(trained),
-            "dropped": len(indices) - int(trained),
+            "dropped": len(self.steps[number]) - int(trained),
             "supervised_tokens": int(targets),
             "loss": loss,
             **{f"lr_{m}": rates.get(m) for m in MODULES},
@@ -249,12 +266,15 @@ class _Run:
         """This process's share of a step's samples."""
         return indices[self.parallel.rank :: self.parallel.count]
 
-    def _micro(self, micro: list[Encoded], targets: float, last: bool, number: int) -> tuple[float, dict[str, float]]:
+    def _pack(self, micro: list[Encoded]) -> Packed:
+        return pack(micro, share_rows=self.options.pack, pad_id=self.pad_id)
+
+    def _micro(
+        self, micro: tuple[Packed, Visual] | None, targets: float, last: bool, number: int
+    ) -> tuple[float, dict[str, float]]:
         """Forward and backward of one micro-batch; gradients add up to those of the mean over all targets."""
-        self._check_placeholders(micro)
-        packed = pack(micro or [self._blank()], share_rows=self.options.pack, pad_id=self.pad_id)
-        packed = packed.to(self.parallel.device)
-        visual = self.samples.visual(packed.order if micro else []).to(self.parallel.device)
+        packed, visual = micro or (self._pack([self._blank()]), Visual())
+        packed, visual = packed.to(self.parallel.device), visual.to(self.parallel.device)
         with self.parallel.accumulate(self.loss, last):
             with self.parallel.accelerator.autocast():
                 loss = self.loss(packed, visual)
