@@ -21,13 +21,14 @@ class LiveCurves:
     """Takes a stage's log rows as they come.
 
     ``state/live/<profile>-<stage>-<variant>.jsonl`` holds every row, also those from before an interruption. Where the
-    environment names an MLflow server a thread of its own sends them there; whatever fails there is said once and
-    never stops the training.
+    environment names an MLflow server a thread of its own sends them there. Whatever fails, here or there, is said once
+    and never stops the training.
     """
 
     def __init__(self, profile: str, stage: str, variant: str, work: Path) -> None:
         self.file = STATE / "live" / f"{profile}-{stage}-{variant}.jsonl"
-        self.written = 0
+        self.written = self.sent = 0
+        self.failed = False
         self.run_of = (profile, f"{stage} {variant}", work / "mlflow_run")
         self.sender: _Sender | None = None
 
@@ -39,12 +40,22 @@ class LiveCurves:
         server = os.environ.get(SERVER)
         if server and self.sender is None:
             self.sender = _Sender(server, *self.run_of)
+        if self.sender:
+            for row in rows[self.sent :]:
+                self.sender.rows.put(row)
+            self.sent = len(rows)
+        try:
+            self._write(rows)
+        except OSError as error:
+            self.written = 0  # whatever was cut short is written anew
+            if not self.failed:
+                print(f"no live curves in {self.file} ({error.strerror}); training goes on", file=sys.stderr)
+            self.failed = True
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a" if self.written else "w", encoding="utf-8") as handle:
-            for row in rows[self.written :]:
-                handle.write(json.dumps(row) + "\n")
-                if self.sender:
-                    self.sender.rows.put(row)
+            handle.writelines(json.dumps(row) + "\n" for row in rows[self.written :])
         self.written = len(rows)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from components.live import LiveCurves
 from normalign.data.images import open_image
 from normalign.data.llava import Records
 from normalign.data.manifest import Dropped, count_dropped, explain_dropped
-from normalign.files import read_json, write_text
+from normalign.files import NotWritten, read_json, write_text
 from normalign.metrics import rounded
 from normalign.norms.aligner import whole
 from normalign.settings import ComputeSettings, Profile
@@ -79,27 +79,32 @@ class DroppedSamples:
 
     def __init__(self, work: Path, process: int) -> None:
         self.folder, self.file = work, work / f"dropped-{process}.jsonl"
-        self.noted = 0  # by this process since it started
 
-    def note(self, index: int, record_id: str, reason: str) -> None:
-        """Add the record at ``index``; if it comes up again in another epoch it is still one."""
-        self.noted += 1
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a", encoding="utf-8") as handle:
-            # The line break comes first: whatever a kill cut short spoils no other line.
-            handle.write(f"\n{json.dumps([index, record_id, reason])}")
+    def note(self, index: int, record_id: str, error: SampleDroppedError) -> None:
+        """Add the record at ``index``; if it comes up again in another epoch it is still one.
+
+        Raises:
+            NotWritten: there is no space or no permission.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a", encoding="utf-8") as handle:
+                # The line break comes first: whatever a kill cut short spoils no other line.
+                handle.write(f"\n{json.dumps([index, record_id, error.reason, str(error)])}")
+        except OSError as failed:
+            raise NotWritten(self.file, f"{failed.strerror}; free disk space or mend its permissions") from failed
 
     def by_reason(self) -> dict[str, Dropped]:
         """Counts and the ids of the first few, of all processes that write to this folder."""
-        noted: dict[int, tuple[str, str]] = {}
+        noted: dict[int, tuple[str, str, str]] = {}
         for file in sorted(self.folder.glob("dropped-*.jsonl")):
             for line in file.read_text(encoding="utf-8").splitlines():
                 with contextlib.suppress(json.JSONDecodeError):
-                    index, record_id, reason = json.loads(line)
-                    noted[index] = (record_id, reason)
+                    index, record_id, reason, message = json.loads(line)
+                    noted[index] = (reason, record_id, message)
         dropped: dict[str, Dropped] = {}
-        for _, (record_id, reason) in sorted(noted.items()):
-            count_dropped(dropped, reason, record_id)
+        for _, described in sorted(noted.items()):
+            count_dropped(dropped, *described)
         return dict(sorted(dropped.items()))
 
     def require_share(self, stage: str, lost: int, total: int, allowed: float) -> None:
@@ -112,8 +117,8 @@ class DroppedSamples:
             return
         raise ValueError(
             f"{stage}: {lost} of {total} samples could not be trained on; dataset.max_dropped_share allows "
-            f"{allowed:.1%}. Reasons, by record: {explain_dropped(self.by_reason())}. Raise model.max_tokens, mend "
-            "the data, or raise the bound"
+            f"{allowed:.1%}. Reasons: {explain_dropped(self.by_reason())}. Raise model.max_tokens, mend the data, or "
+            "raise the bound"
         )
 
 
@@ -127,7 +132,7 @@ def samples_of(
 ) -> Samples:
     """The stage's records as training samples; features come from ``cache`` where it has them.
 
-    A record that cannot be encoded is noted in ``dropped``; the run stops as soon as they are more than
+    A record that cannot be encoded is noted in ``dropped``; the run stops with the step after which they are more than
     ``dataset.max_dropped_share`` of all that will ever be asked for.
     """
     options = getattr(profile, stage)
@@ -144,8 +149,7 @@ def samples_of(
                 record.id, turns, record.image, per_turn=options.per_turn, max_tokens=profile.model.max_tokens
             )
         except SampleDroppedError as error:
-            dropped.note(index, record.id, error.reason)
-            dropped.require_share(stage, dropped.noted, planned, allowed)
+            dropped.note(index, record.id, error)
             raise
 
     def visual(encoded: Sequence[Encoded]) -> Visual:
@@ -157,7 +161,10 @@ def samples_of(
             return Visual(features=features)
         return Visual(pixels=pixels_of(processor, [open_image(p, root, profile.dataset.max_pixels) for p in paths]))
 
-    return Samples(len(records), encode, visual)
+    def check_lost(lost: int) -> None:
+        dropped.require_share(stage, lost, planned, allowed)
+
+    return Samples(len(records), encode, visual, check_lost)
 
 
 def accelerator_for(compute: ComputeSettings) -> Accelerator:
@@ -210,7 +217,6 @@ def run_stage(
     curves.close()
     planned = samples.count * getattr(profile, stage).epochs
     lost = planned - sum(row["samples"] for row in rows)
-    dropped.require_share(stage, lost, planned, profile.dataset.max_dropped_share)
     state = {}
     for name, value in model.state_dict().items():
         full = whole(value)  # every process takes part, the main one keeps it

@@ -2,12 +2,13 @@
 
 import contextlib
 import io
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal
 
 import numpy as np
-from PIL import Image, ImageCms, ImageOps
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 ImageReason = Literal["image_outside_root", "image_missing", "image_empty", "image_too_large", "image_undecodable"]
@@ -15,7 +16,14 @@ ImageReason = Literal["image_outside_root", "image_missing", "image_empty", "ima
 # What data sets use. Anything else stays out, above all EPS, which Pillow hands to an interpreter.
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _WHITE = (255, 255, 255, 255)
-_PHOTOMETRIC, _MIN_IS_WHITE = 262, 0  # the TIFF tag, and its value for levels that count upwards from white
+_LONGEST_PATH = 4096  # characters, as many as Linux takes; what is longer is data, not a name
+# TIFF tags, and the values that matter here.
+_BITS, _PHOTOMETRIC, _COMPRESSION, _PLANAR, _TILE_WIDTH, _TILE_LENGTH = 258, 262, 259, 284, 322, 323
+_MIN_IS_WHITE, _UNCOMPRESSED, _IN_PLANES = 0, 1, 2
+_GREY_STEPS = {"L;2": 85, "L;4": 17}  # what Pillow multiplies levels of 2 and 4 bits by
+_JPEG_SCAN, _JPEG_END = b"\xff\xda", b"\xff\xd9"
+
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # max_pixels says what is too large
 
 
 class ImageRejected(ValueError):  # noqa: N818 (a verdict on the data, not a fault of the program)
@@ -33,6 +41,8 @@ def confine(path: str, root: Path) -> Path:
         ImageRejected: ``image_outside_root`` if it leaves ``root`` (absolute, ``..`` or a link),
             ``image_missing`` if there is no such file.
     """
+    if len(path) > _LONGEST_PATH:
+        raise ImageRejected("image_missing", f"a path of {len(path)} characters, {path[:40]!r}...")
     if "\0" in path:
         raise ImageRejected("image_missing", f"{path!r} is no file name")
     relative = Path(path)
@@ -62,9 +72,13 @@ def open_image(path: str, root: Path, max_pixels: int) -> Image.Image:
         ImageRejected: the file is missing, empty, outside ``root``, too large, truncated or not an image.
     """
     file = confine(path, root)
-    if file.stat().st_size == 0:
-        raise ImageRejected("image_empty", f"{path!r} has no content (0 bytes)")
-    with file.open("rb") as handle:
+    try:
+        size, handle = file.stat().st_size, file.open("rb")
+    except OSError as error:  # no permission, a broken disk
+        raise ImageRejected("image_missing", f"{path!r} cannot be read: {error.strerror}") from error
+    with handle:
+        if size == 0:
+            raise ImageRejected("image_empty", f"{path!r} has no content (0 bytes)")
         return _decode(_open(handle, path, max_pixels), path)
 
 
@@ -87,18 +101,42 @@ def store_image(content: bytes, name: str, root: Path, max_pixels: int) -> str:
 
 
 def _open(handle: IO[bytes], path: str, max_pixels: int) -> Image.Image:
-    """The image with its header read, and no larger than allowed."""
+    """The image with its header read, complete and no larger than allowed."""
     with _verdicts(path):
         image = Image.open(handle, formats=_FORMATS)
-    pixels = image.width * image.height
-    if pixels > max_pixels:
-        size = f"{image.width}×{image.height} = {pixels}"
-        raise ImageRejected("image_too_large", f"{path!r} has {size} pixels, max_pixels is {max_pixels}")
+        sizes = [image.size, _tile_size(image)]
+        _require_readable(image, handle)
+    for width, height in sizes:
+        if width * height > max_pixels:
+            size = f"{width}×{height} = {width * height}"
+            raise ImageRejected("image_too_large", f"{path!r} has {size} pixels, max_pixels is {max_pixels}")
     return image
+
+
+def _tile_size(image: Image.Image) -> tuple[int, int]:
+    """What a TIFF is decoded by, which may be larger than the picture; nothing for other formats."""
+    tags = image.tag_v2 if isinstance(image, TiffImageFile) else {}
+    return tags.get(_TILE_WIDTH, 0), tags.get(_TILE_LENGTH, 0)
+
+
+def _require_readable(image: Image.Image, handle: IO[bytes]) -> None:
+    """Refuse what Pillow would decode to a wrong picture without a word."""
+    if image.format in ("JPEG", "MPO"):
+        place = handle.tell()
+        handle.seek(0)
+        content = handle.read()
+        handle.seek(place)
+        if content.rfind(_JPEG_END) < content.rfind(_JPEG_SCAN):
+            raise ValueError("its end is missing; fetch it again")
+    if isinstance(image, TiffImageFile):
+        deep = max(image.tag_v2.get(_BITS, (1,))) > 8
+        if deep and image.tag_v2.get(_PLANAR) == _IN_PLANES and image.tag_v2.get(_COMPRESSION, 1) == _UNCOMPRESSED:
+            raise ValueError("more than 8 bits in uncompressed colour planes; save it compressed or pixel by pixel")
 
 
 def _decode(image: Image.Image, path: str) -> Image.Image:
     with _verdicts(path):
+        _scale_key(image)
         image.load()
         return _to_rgb(_upright(_eight_bits(image)))
 
@@ -112,24 +150,40 @@ def _verdicts(path: str) -> Iterator[None]:
         raise
     except Image.DecompressionBombError as error:
         raise ImageRejected("image_too_large", f"{path!r}: {error}") from error
+    except UnidentifiedImageError as error:
+        kinds = ", ".join(_FORMATS)
+        raise ImageRejected("image_undecodable", f"{path!r} is none of {kinds}, or its beginning is broken") from error
     except Exception as error:  # decoders of broken files raise whatever their parser stumbles over
         raise ImageRejected("image_undecodable", f"{path!r} cannot be decoded: {error}") from error
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """A 16-bit grey image scaled to 8 bits, its transparent level as alpha; any other image as it is.
+def _scale_key(image: Image.Image) -> None:
+    """Bring the transparent colour of a PNG, which Pillow leaves at the file's depth, to 8 bits, as it does pixels.
 
-    Pillow's own conversion would clip at 255. 16-bit colours it has cut to their high bytes already.
+    Of 16-bit colours Pillow keeps the high bytes alone: a colour that shares them with the key is transparent too.
     """
-    key = image.info.get("transparency")
-    if image.mode == "RGB" and isinstance(key, tuple) and max(key) > 255:
+    key, tiles = image.info.get("transparency"), getattr(image, "tile", [])
+    depth = tiles[0].args if tiles else None
+    if depth == "RGB;16B" and isinstance(key, tuple):
         image.info["transparency"] = tuple(level >> 8 for level in key)
+    elif depth in _GREY_STEPS and isinstance(key, int):
+        image.info["transparency"] = key * _GREY_STEPS[depth]
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """A grey image of 12 or 16 bits scaled to 8, its transparent level as alpha; any other image as it is.
+
+    Pillow's own conversion would clip at 255.
+    """
     if not image.mode.startswith("I;16"):
         return image
-    levels = np.asarray(image).astype(np.uint32)
-    if isinstance(image, TiffImageFile) and image.tag_v2.get(_PHOTOMETRIC) == _MIN_IS_WHITE:
-        levels = 65535 - levels
-    grey = Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
+    key = image.info.get("transparency")
+    levels, top = np.asarray(image).astype(np.uint32), 65535
+    if isinstance(image, TiffImageFile):
+        top = (1 << image.tag_v2[_BITS][0]) - 1
+        if image.tag_v2.get(_PHOTOMETRIC) == _MIN_IS_WHITE:
+            levels = top - levels
+    grey = Image.fromarray(((levels * 255 + top // 2) // top).astype(np.uint8))
     if isinstance(key, int):
         grey.putalpha(Image.fromarray(np.where(levels == key, 0, 255).astype(np.uint8)))
     grey.info.update({name: value for name, value in image.info.items() if name != "transparency"})
@@ -149,6 +203,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         raise ValueError(f"pixel mode {image.mode} has no standard range; save it with 8 or 16 bits per channel")
     if image.mode == "CMYK":
         return _from_cmyk(image)
+    if image.mode == "La":  # grey multiplied by its alpha, which Pillow converts to no other mode but this
+        image = image.convert("LA")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image)
@@ -156,7 +212,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _from_cmyk(image: Image.Image) -> Image.Image:
-    """Inks as their profile says they look; without one, or with one that cannot be read, as 255 − ink − black."""
+    """Inks as their profile says they look; without one that can be read, as (255 − ink)(255 − black)/255."""
     profile = image.info.get("icc_profile")
     if profile:
         with contextlib.suppress(ImageCms.PyCMSError, OSError):

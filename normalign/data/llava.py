@@ -19,6 +19,7 @@ from normalign.data.rows import EmbeddedImage, read_rows
 PLACEHOLDER = "<image>"
 _AHEAD = 128  # records under way at a time, some with their image in memory
 REMEMBERED = 1 << 18  # images; more than COCO and Visual Genome hold together, some 50 MB
+_REMEMBERED_LENGTH = 256  # characters of a path; one may be as long as a picture, where the picture itself is in it
 _INDEX_CHUNK = 1 << 24  # bytes
 
 ConversationReason = Literal[
@@ -83,7 +84,7 @@ class _Rejected(ValueError):  # noqa: N818 (a verdict on the data, not a fault o
 def read_llava(source: Path, image_root: Path, max_pixels: int) -> Iterator[Record | Reject]:
     """Yield every record of ``source`` in order, validated, its image decoded in full (on all processors).
 
-    An image that several records name is decoded once. Memory does not grow with the number of records.
+    An image that many records name is not decoded for each of them. Memory does not grow with the number of records.
 
     Args:
         source: a JSON array, JSON lines, a parquet file, or a folder of parquet shards.
@@ -131,7 +132,7 @@ class ImageCheck:
             ImageRejected: as :func:`normalign.data.images.open_image`.
         """
         verdict = self._verdicts[path] if path in self else self._decode(path)
-        if len(self._verdicts) < REMEMBERED:
+        if len(self._verdicts) < REMEMBERED and len(path) <= _REMEMBERED_LENGTH:
             self._verdicts[path] = verdict
         if verdict is not None:
             raise ImageRejected(*verdict)
@@ -149,7 +150,7 @@ def check_row(row: Any, fallback_id: str, check: ImageCheck) -> Record | Reject:
 
     An embedded image of a good record is written under the image root, and the record names that file.
     """
-    name = row.get("id") if isinstance(row, dict) else None
+    name = _whole(row.get("id")) if isinstance(row, dict) else None
     # A lone surrogate, which UTF-8 lacks, is shown escaped; parse_conversation refuses it.
     record_id = _escaped(str(name)) if isinstance(name, str | int) else fallback_id
     embedded = row.get("image") if isinstance(row, dict) else None
@@ -170,8 +171,9 @@ def parse_conversation(row: Any, record_id: str) -> Record:
     """Check the structure, count the placeholder and take it out; the image is not looked at."""
     if not isinstance(row, dict):
         raise _Rejected("malformed_record", f"expected a JSON object, got {reprlib.repr(row)}")
-    if not isinstance(row.get("id"), str | int):
-        raise _Rejected("malformed_record", f"field 'id' must be text or a number, got {reprlib.repr(row.get('id'))}")
+    if not isinstance(_whole(row.get("id")), str | int):
+        got = reprlib.repr(row.get("id"))
+        raise _Rejected("malformed_record", f"field 'id' must be text or a whole number, got {got}")
     _require_utf8("id", str(row["id"]))
     image, conversation = row.get("image"), row.get("conversations")
     if image is not None and not isinstance(image, str):
@@ -191,12 +193,17 @@ def parse_conversation(row: Any, record_id: str) -> Record:
     turns = []
     for index, (question, answer) in enumerate(zip(questions, answers, strict=True)):
         turn = Turn(question.strip(), answer.strip())
-        if not turn.question:
+        if _is_blank(turn.question):
             raise _Rejected("blank_question", f"question {index} is blank")
-        if not turn.answer:
+        if _is_blank(turn.answer):
             raise _Rejected("blank_answer", f"answer {index} is blank")
         turns.append(turn)
     return Record(record_id, image, tuple(turns))
+
+
+def _whole(value: Any) -> Any:
+    """1.0 as 1: a table of numbers has all of them as floats once one is missing."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _require_utf8(field: str, text: str) -> None:
@@ -221,6 +228,11 @@ def _message(message: Any, index: int) -> str:
         )
     _require_utf8(f"conversations[{index}]", message["value"])
     return message["value"]
+
+
+def _is_blank(stripped: str) -> bool:
+    """No character that can be seen; zero-width spaces and control characters cannot."""
+    return not any(map(str.isprintable, stripped))
 
 
 def _without_placeholder(questions: list[str], has_image: bool) -> list[str]:

@@ -9,14 +9,16 @@ from pathlib import Path
 from normalign.data.llava import REMEMBERED, Record, Reject
 
 MAX_EXAMPLES = 10
+MESSAGE_CHARACTERS = 200
 
 
 @dataclass
 class Dropped:
-    """How many records fell to one reason, with the ids of the first few."""
+    """How many records fell to one reason, with the ids of the first few and what was wrong with the first."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
+    message: str = ""
 
 
 @dataclass
@@ -51,7 +53,7 @@ class Tally:
         """The records among ``rows`` as lines of a prepared data set; the rest is counted by reason."""
         for row in rows:
             if isinstance(row, Reject):
-                count_dropped(self._dropped, row.reason, row.id)
+                count_dropped(self._dropped, row.reason, row.id, row.message)
                 continue
             self._kept += 1
             self._turns += len(row.turns)
@@ -63,7 +65,8 @@ class Tally:
             yield line
 
     def _hash_image(self, path: str) -> bytes:
-        return hashlib.sha256((self._root / path).read_bytes()).digest()
+        with (self._root / path).open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").digest()
 
     def manifest(self) -> Manifest:
         """What has passed so far."""
@@ -79,18 +82,19 @@ class Tally:
         )
 
 
-def count_dropped(dropped: dict[str, Dropped], reason: str, record_id: str) -> None:
+def count_dropped(dropped: dict[str, Dropped], reason: str, record_id: str, message: str) -> None:
     """Add one record to what ``dropped`` holds under ``reason``."""
-    entry = dropped.setdefault(reason, Dropped())
+    entry = dropped.setdefault(reason, Dropped(message=message[:MESSAGE_CHARACTERS]))
     entry.count += 1
     if len(entry.examples) < MAX_EXAMPLES:
         entry.examples.append(record_id)
 
 
 def explain_dropped(dropped: dict[str, Dropped]) -> str:
-    """For example ``2 blank_answer (e.g. 17, 230); 1 image_empty (e.g. 5)``."""
-    return "; ".join(
-        f"{entry.count} {reason} (e.g. {', '.join(entry.examples[:3])})" for reason, entry in dropped.items()
+    """For example ``2 blank_answer (17, 230; answer 0 is blank), 1 image_empty (5; 'a.png' has no content)``."""
+    return ", ".join(
+        f"{entry.count} {reason} ({', '.join(entry.examples[:3])}{', ...' * (entry.count > 3)}; {entry.message})"
+        for reason, entry in dropped.items()
     )
 
 

@@ -77,8 +77,10 @@ def _open_parquet(shard: Path) -> Any:
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(shard, buffer_size=CHUNK)
-    except pyarrow.ArrowException as error:
+        file = parquet.ParquetFile(shard, buffer_size=CHUNK)
+        _ = file.schema_arrow  # parsed only now
+        return file
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{shard} cannot be read as parquet: {error}") from error
 
 
@@ -113,7 +115,7 @@ def _parquet_rows(shard: Path, bar: tqdm) -> Iterator[Any]:
                 yield {**row, "image": _parquet_image(row.get("image"), f"{shard.stem}-{number}")}
                 number += 1
             bar.update(size * batch.num_rows / file.metadata.num_rows)
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # the latter two of odd columns
         raise ValueError(f"{shard} cannot be read as parquet after row {number}: {error}") from error
 
 
@@ -122,7 +124,9 @@ def _parquet_image(value: Any, name: str) -> Any:
     if not isinstance(value, dict):
         return value
     content = value.get("bytes")
-    return value.get("path") if content is None else EmbeddedImage(name, content)
+    if content is None:
+        return value.get("path")
+    return EmbeddedImage(name, content) if isinstance(content, bytes) else value
 
 
 def _json_rows(path: Path, bar: tqdm) -> Iterator[Any]:

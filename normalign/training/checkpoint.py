@@ -48,9 +48,9 @@ def save(
 
 
 def _write(folder: Path, state: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f"{FILE}.part"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as handle:
             torch.save(state, handle)
             handle.flush()

@@ -35,11 +35,16 @@ class TrainingStoppedError(ValueError):
 
 @dataclass(frozen=True)
 class Samples:
-    """The training data: how many there are, how to encode one, and how to get the images of some."""
+    """The training data: how many there are, how to encode one, and how to get the images of some.
+
+    ``check_lost`` is called in every process after every step, with the number of samples that all processes together
+    have not been able to train on so far; it raises where these are too many.
+    """
 
     count: int
     encode: Callable[[int], Encoded]
     visual: Callable[[Sequence[Encoded]], Visual]
+    check_lost: Callable[[int], None] = lambda lost: None
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,12 @@ class _Run:
 
     def go(self, description: str, watch: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
         done, rows = checkpoint.restore(self.work, self.active, self.optimizer)
+        self._require_same(done)
         main = self.parallel.main
+        lost = sum(map(len, self.steps[:done])) - sum(row["samples"] for row in rows)
+        self.samples.check_lost(lost)
+        if main and rows:
+            watch(rows)
         last_saved = time.monotonic()
         bar = tqdm(
             total=len(self.steps), initial=done, desc=description, mininterval=1.0, unit="step", disable=not main
@@ -162,9 +172,12 @@ class _Run:
             for number, ready in enumerate(steps, done):
                 self._set_rates(number)
                 row = self._step(number, ready)
+                lost += len(self.steps[number])
                 if row is not None:
+                    lost -= row["samples"]
                     rows.append(row)
                     bar.set_postfix(loss=f"{row['loss']:.3f}", refresh=False)
+                self.samples.check_lost(lost)
                 bar.update()
                 if main:
                     watch(rows)
@@ -179,6 +192,19 @@ class _Run:
                 "at the data"
             )
         return rows
+
+    def _require_same(self, done: int) -> None:
+        """Every process has to go on from the same step.
+
+        Raises:
+            ValueError: they found different checkpoints.
+        """
+        least, most = -self.parallel.largest(-done), self.parallel.largest(done)
+        if least != most:
+            raise ValueError(
+                f"{self.work}: processes would go on from different steps ({least:.0f} to {most:.0f}); "
+                "let all machines share this folder"
+            )
 
     def _prepare(self, number: int) -> Ready:
         """The data of a step; nothing here may depend on weights or on random numbers, since it runs ahead of both."""
@@ -312,10 +338,11 @@ class _Run:
         for row in self.table.trainable():
             gradients: list[Tensor] = [p.grad for p in row.parameters.values() if p.grad is not None]
             norms[row.module] = total_norm(gradients)
-            if not math.isfinite(norms[row.module]):
+        for module, norm in reversed(norms.items()):  # the way gradients go
+            if not math.isfinite(norm):
                 raise TrainingStoppedError(
-                    f"step {number + 1}: the gradient of {row.module} is {norms[row.module]} on samples "
-                    f"{[s.id for s in encoded]}; the weights were not touched"
+                    f"step {number + 1}: the gradient of {module} is {norm} on samples {[s.id for s in encoded]}; "
+                    "the weights were not touched"
                 )
         return norms
 

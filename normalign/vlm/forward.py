@@ -86,6 +86,8 @@ class SupervisedLoss(nn.Module):
         total = functional.cross_entropy(logits, packed.label_N, reduction="sum")
         if not real:
             total = total + 0.0 * visual_tokens.float().sum()
+            if not torch.isfinite(total):  # through the blank, whose norms then say where
+                norms |= {"vision_output": _mean_norm(features), **self.norms}
         return Loss(total, len(packed.label_N), norms)
 
     def _features(self, visual: Visual) -> tuple[Tensor, bool]:

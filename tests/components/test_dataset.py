@@ -97,7 +97,9 @@ def test_images_inside_parquet_rows_are_unpacked_and_found_again(profile: Profil
 def test_too_many_rejects_stop_the_stage_and_leave_the_old_output(profile: Profile, tmp_path: Path) -> None:
     dataset.run(profile)
     before = (profile.folder / "dataset.json").read_bytes()
-    with pytest.raises(ValueError, match=r"all\.json \(.*\): 1 of 3 .*1 image_undecodable \(e\.g\. 2\)"):
+    with pytest.raises(
+        ValueError, match=r"all\.json \(.*\): 1 of 3 .*1 image_undecodable \(2; 'bad\.png' is none of JPEG"
+    ):
         dataset.run(with_llava(profile, tmp_path, share=0.1))
     assert (profile.folder / "dataset.json").read_bytes() == before
     assert (profile.folder / "dataset" / "benchmarks" / "text.jsonl").exists()

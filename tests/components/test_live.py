@@ -38,6 +38,26 @@ def test_every_step_stands_in_the_file_once_also_after_an_interruption(tmp_path:
     assert written() == rows(3)
 
 
+def test_a_file_that_cannot_be_written_is_said_once_and_made_good_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curves = LiveCurves("ci", "stage1", "norm", tmp_path / "work")
+    curves(rows(1))
+    folder, file = Path("state/live"), Path("state/live/ci-stage1-norm.jsonl")
+    file.unlink()
+    file.symlink_to("/dev/full")
+    curves(rows(2))
+    file.unlink()
+    folder.rmdir()
+    folder.touch()
+    curves(rows(3))
+    printed = capsys.readouterr().err
+    assert printed.count("training goes on") == 1 and str(file) in printed and "No space left" in printed
+    folder.unlink()
+    curves(rows(4))
+    assert written() == rows(4)
+
+
 def test_a_server_gets_every_step_and_a_resumed_stage_goes_on_in_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import normalign
 from components.training import DroppedSamples, code_digest, samples_of, work_folder
 from normalign.data.llava import Record, Turn
 from normalign.data.manifest import Dropped
-from normalign.files import write_json, write_lines
+from normalign.files import NotWritten, write_json, write_lines
 from normalign.settings import Profile, load_profile
 from normalign.vlm.chat import SampleDroppedError
 
@@ -58,23 +58,37 @@ def test_records_that_do_not_fit_are_noted_by_reason_and_a_resumed_run_knows_the
     work = tmp_path / "work"
     dropped = DroppedSamples(work, 0)
     assert encode_all(allowing(profile, 0.2), tiny, dropped) == [f"r{i}" for i in range(10) if i not in (3, 7)]
-    expected = {"longer_than_context": Dropped(2, ["r3", "r7"])}
+    said = "sample r3: no answer fits into max_tokens = 64"
+    expected = {"longer_than_context": Dropped(2, ["r3", "r7"], said)}
     assert dropped.by_reason() == expected
     with (work / "dropped-0.jsonl").open("a") as handle:
         handle.write('\n[8, "r')  # killed while it wrote
     resumed = DroppedSamples(work, 0)
     encode_all(allowing(profile, 0.2), tiny, resumed)
     assert resumed.by_reason() == expected
-    DroppedSamples(work, 1).note(5, "r5", "no_supervised_token")  # another process of the same run
-    assert resumed.by_reason() == {**expected, "no_supervised_token": Dropped(1, ["r5"])}
+    # Another process of the same run.
+    DroppedSamples(work, 1).note(5, "r5", SampleDroppedError("no_supervised_token", "nothing"))
+    assert resumed.by_reason() == {**expected, "no_supervised_token": Dropped(1, ["r5"], "nothing")}
 
 
-def test_more_than_the_limit_stops_as_soon_as_it_is_certain(profile: Profile, tiny: Tiny, tmp_path: Path) -> None:
-    message = r"stage1: 2 of 10 samples .*max_dropped_share allows 19\.0%.* 2 longer_than_context \(e\.g\. r3, r7\)"
+def test_more_than_the_limit_of_all_that_was_planned_is_too_much(profile: Profile, tiny: Tiny, tmp_path: Path) -> None:
+    dropped = DroppedSamples(tmp_path / "work", 0)
+    encode_all(allowing(profile, 0.19), tiny, dropped)
+    samples = samples_of(allowing(profile, 0.19), "stage1", tiny.processor(), 4, None, dropped)
+    samples.check_lost(1)
+    message = r"stage1: 2 of 10 samples .*max_dropped_share allows 19\.0%.* 2 longer_than_context \(r3, r7; .*64\)"
     with pytest.raises(ValueError, match=message):
-        encode_all(allowing(profile, 0.19), tiny, DroppedSamples(tmp_path / "work", 0))
+        samples.check_lost(2)
+    strict = samples_of(allowing(profile, 0.0), "stage1", tiny.processor(), 4, None, dropped)
+    strict.check_lost(0)
     with pytest.raises(ValueError, match="1 of 10 samples"):
-        encode_all(allowing(profile, 0.0), tiny, DroppedSamples(tmp_path / "other", 0))
+        strict.check_lost(1)
+
+
+def test_a_note_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
+    (tmp_path / "work").write_text("a file")
+    with pytest.raises(NotWritten, match=r"dropped-0\.jsonl cannot be written"):
+        DroppedSamples(tmp_path / "work", 0).note(5, "r5", SampleDroppedError("no_supervised_token", "nothing"))
 
 
 def test_nothing_is_written_where_nothing_is_dropped(tmp_path: Path) -> None:

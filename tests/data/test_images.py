@@ -135,6 +135,106 @@ def test_sixteen_bit_transparency_lies_over_white(tmp_path: Path) -> None:
     assert pixel("keys.png", tmp_path) == (255, 255, 255) and pixel("keys.png", tmp_path, 1) == (255, 0, 0)
 
 
+def tiff(tags: dict[int, tuple[int, ...]], *strips: bytes) -> bytes:
+    """A little-endian TIFF of one picture; where its strips (or tiles) lie is filled in."""
+    places = [8 + sum(map(len, strips[:i])) for i in range(len(strips))]
+    tiled = 322 in tags
+    tags = {**tags, 324 if tiled else 273: tuple(places), 325 if tiled else 279: tuple(map(len, strips))}
+    body = b"".join(strips)
+    start, entries, behind = 8 + len(body), b"", b""
+    after = start + 2 + 12 * len(tags) + 4
+    for tag, values in sorted(tags.items()):
+        packed = struct.pack(f"<{len(values)}I", *values)
+        if len(values) > 1:
+            packed, behind = struct.pack("<I", after + len(behind)), behind + packed
+        entries += struct.pack("<HHI", tag, 4, len(values)) + packed
+    header = struct.pack("<2sHI", b"II", 42, start) + body
+    return header + struct.pack("<H", len(tags)) + entries + b"\0" * 4 + behind
+
+
+def size(width: int, height: int, *bits: int) -> dict[int, tuple[int, ...]]:
+    """TIFF tags: size, bits of each sample, number of samples, rows in a strip."""
+    return {256: (width,), 257: (height,), 258: bits, 277: (len(bits),), 278: (height,)}
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_twelve_bits_are_scaled_not_taken_for_sixteen(tmp_path: Path, compressed: bool) -> None:
+    content = bytes([0x00, 0x00, 0x10, 0x80, 0x0F, 0xFF])  # levels 0, 16, 2048, 4095
+    tags = size(4, 1, 12) | {262: (1,), 259: (8 if compressed else 1,)}
+    (tmp_path / "deep.tif").write_bytes(tiff(tags, zlib.compress(content) if compressed else content))
+    assert [pixel("deep.tif", tmp_path, x)[0] for x in range(4)] == [0, 1, 128, 255]
+
+
+def test_deep_colours_in_uncompressed_planes_are_refused_and_compressed_ones_read(tmp_path: Path) -> None:
+    planes = [struct.pack("<2H", *levels) for levels in ((65535, 0), (0, 32896), (0, 65535))]
+    tags = size(2, 1, 16, 16, 16) | {262: (2,), 284: (2,)}
+    (tmp_path / "raw.tif").write_bytes(tiff(tags | {259: (1,)}, *planes))
+    assert reason("raw.tif", tmp_path) == "image_undecodable"
+    (tmp_path / "deflated.tif").write_bytes(tiff(tags | {259: (8,)}, *map(zlib.compress, planes)))
+    assert pixel("deflated.tif", tmp_path) == (255, 0, 0) and pixel("deflated.tif", tmp_path, 1) == (0, 128, 255)
+
+
+def test_tiles_larger_than_the_picture_count_against_the_pixel_cap(tmp_path: Path) -> None:
+    tags = size(8, 8, 8) | {262: (1,), 259: (8,), 322: (20_000,), 323: (20_000,)}
+    (tmp_path / "bomb.tif").write_bytes(tiff(tags, zlib.compress(b"\0" * 1000)))
+    assert reason("bomb.tif", tmp_path) == "image_too_large"
+    tags = size(8, 8, 8) | {262: (1,), 259: (8,), 322: (16,), 323: (16,)}
+    (tmp_path / "good.tif").write_bytes(tiff(tags, zlib.compress(b"\x07" * 256)))
+    assert pixel("good.tif", tmp_path, 7, 7) == (7, 7, 7)
+
+
+def test_grey_multiplied_by_its_alpha_lies_over_white(tmp_path: Path) -> None:
+    tags = size(2, 1, 8, 8) | {262: (1,), 259: (1,), 338: (1,)}
+    (tmp_path / "grey.tif").write_bytes(tiff(tags, bytes([64, 128, 9, 255])))
+    assert np.allclose(pixel("grey.tif", tmp_path), 64 + 127, atol=1) and pixel("grey.tif", tmp_path, 1) == (9, 9, 9)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_one_grey_level_is_transparent_at_every_depth(tmp_path: Path, depth: int) -> None:
+    top = (1 << depth) - 1
+    for key in {0, 1, top // 2, top}:
+        other = top - key if top - key != key else 0
+        line = (key << (8 - depth)) | (other << (8 - 2 * depth)) if depth < 8 else (key << 8) | other
+        data = line.to_bytes(1 if depth < 8 else 2, "big")
+        header = (b"IHDR", struct.pack(">IIBBBBB", 2, 1, depth, 0, 0, 0, 0))
+        chunks = [header, (b"tRNS", struct.pack(">H", key)), (b"IDAT", zlib.compress(b"\0" + data)), (b"IEND", b"")]
+        (tmp_path / "key.png").write_bytes(png(chunks))
+        assert pixel("key.png", tmp_path) == (255, 255, 255), key
+        assert pixel("key.png", tmp_path, 1) == (other * 255 // top,) * 3, key
+
+
+def test_a_small_sixteen_bit_key_is_not_taken_for_one_of_eight_bits(tmp_path: Path) -> None:
+    colours = np.array([[[0x8000, 0, 0], [128, 0, 0]]])
+    (tmp_path / "key.png").write_bytes(deep_png(colours, (128, 0, 0)))
+    assert pixel("key.png", tmp_path) == (128, 0, 0) and pixel("key.png", tmp_path, 1) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("quality", [50, 75, 95])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
+def test_a_jpeg_whose_rest_was_never_written_is_rejected(tmp_path: Path, quality: int, share: float) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (200, 300, 3), dtype=np.uint8)
+    for options in ({}, {"progressive": True}):
+        name = save(Image.fromarray(noise), tmp_path, "photo.jpg", quality=quality, **options)
+        content = (tmp_path / name).read_bytes()
+        cut = int(share * len(content))
+        (tmp_path / name).write_bytes(content[:cut] + b"\0" * (len(content) - cut))
+        assert reason(name, tmp_path) == "image_undecodable", options
+        (tmp_path / name).write_bytes(content + b"\0" * 100)  # what follows the end does not matter
+        assert open_image(name, tmp_path, LIMIT).size == (300, 200)
+
+
+def test_a_file_that_cannot_be_opened_is_one_records_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = save(Image.new("RGB", (4, 4)), tmp_path, "locked.png")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ImageRejected, match=r"'locked\.png' cannot be read: Permission denied") as caught:
+        open_image(name, tmp_path, LIMIT)
+    assert caught.value.reason == "image_missing"
+
+
 def test_sixteen_bit_tiff_may_count_from_white(tmp_path: Path) -> None:
     image = Image.fromarray(np.full((4, 4), 65535 - 32896, dtype=np.uint16))
     name = save(image, tmp_path, "negative.tif", tiffinfo={262: 0})

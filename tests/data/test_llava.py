@@ -1,6 +1,7 @@
 """The LLaVA reader: a record is valid or rejected under exactly one reason; the manifest counts all of them."""
 
 import json
+import math
 import typing
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +25,7 @@ from normalign.data.llava import (
     check_row,
     read_llava,
 )
-from normalign.data.manifest import Manifest, Tally, require_kept
+from normalign.data.manifest import Dropped, Manifest, Tally, count_dropped, explain_dropped, require_kept
 from normalign.files import write_lines
 
 LIMIT = 10_000
@@ -231,6 +232,40 @@ def test_manifest_counts_each_reason_and_keeps_ten_examples(root: Path) -> None:
     assert manifest.summary() == "3 of 15 records kept, dropped: 12 blank_answer"
 
 
+def test_reasons_are_explained_with_a_few_ids_and_what_was_wrong_with_the_first() -> None:
+    dropped: dict[str, Dropped] = {}
+    for number in range(12):
+        count_dropped(dropped, "blank_answer", str(number), f"answer {number} is blank")
+    count_dropped(dropped, "image_empty", "x", "long " * 1000)
+    assert dropped["blank_answer"] == Dropped(12, [str(i) for i in range(10)], "answer 0 is blank")
+    explained = explain_dropped(dropped)
+    assert explained.startswith("12 blank_answer (0, 1, 2, ...; answer 0 is blank), 1 image_empty (x; long ")
+    assert len(explained) < 400
+
+
+@pytest.mark.parametrize(("number", "kept"), [(1.0, "1"), (2.0**70, str(2**70)), (1.5, None), (math.nan, None)])
+def test_a_whole_number_may_be_written_as_a_float(root: Path, number: float, kept: str | None) -> None:
+    verdict = check_row({"id": number, "conversations": talk("q", "a")}, "#0", ImageCheck(root, LIMIT))
+    assert (verdict.id if isinstance(verdict, Record) else None) == kept
+    assert kept is not None or (isinstance(verdict, Reject) and verdict.reason == "malformed_record")
+
+
+@pytest.mark.parametrize("nothing", ["\u200b", "\ufeff\u200b", "\0", "\u2060\n\u200d"])
+@pytest.mark.parametrize("place", ["blank_question", "blank_answer"])
+def test_text_of_which_nothing_can_be_seen_is_blank(root: Path, nothing: str, place: str) -> None:
+    values = (nothing, "a") if place == "blank_question" else ("q", nothing)
+    verdict = check_row(row("x", None, *values), "#0", ImageCheck(root, LIMIT))
+    assert isinstance(verdict, Reject) and verdict.reason == place
+
+
+def test_pictures_in_the_place_of_paths_are_refused_and_not_kept(root: Path) -> None:
+    check = ImageCheck(root, LIMIT)
+    for number in range(3):
+        verdict = check_row(row("x", f"data:image/png;base64,{number}" + "A/" * 50_000, ASK, "a"), "#0", check)
+        assert isinstance(verdict, Reject) and verdict.reason == "image_missing" and len(verdict.message) < 200
+    assert not [path for path in check._verdicts if len(path) > 1000]
+
+
 def test_fingerprint_depends_on_text_and_on_image_bytes(root: Path) -> None:
     def fingerprint(answer: str) -> str:
         return collect([Record("1", "ok.png", (Turn("q", answer),))], root)[1].fingerprint
@@ -242,9 +277,9 @@ def test_fingerprint_depends_on_text_and_on_image_bytes(root: Path) -> None:
 
 
 def test_too_many_dropped_records_stop_the_stage_with_reasons_and_counts(root: Path) -> None:
-    _, manifest = collect([Record("1", "ok.png", (Turn("q", "a"),)), Reject("2", "no_turns", "")], root)
+    _, manifest = collect([Record("1", "ok.png", (Turn("q", "a"),)), Reject("2", "no_turns", "it is empty")], root)
     require_kept(manifest, 0.5, "data.json", "mend it")
-    with pytest.raises(ValueError, match=r"data\.json: 1 of 2 .* 1 no_turns \(e\.g\. 2\); mend it"):
+    with pytest.raises(ValueError, match=r"data\.json: 1 of 2 .* 1 no_turns \(2; it is empty\); mend it"):
         require_kept(manifest, 0.49, "data.json", "mend it")
     with pytest.raises(ValueError, match="no record at all; mend it"):
         require_kept(collect([], root)[1], 1.0, "data.json", "mend it")

@@ -240,6 +240,34 @@ def test_a_line_that_no_parser_takes_costs_itself_alone(tmp_path: Path, line: st
     assert list(read_rows(path)) == [line, {"id": 2}]
 
 
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.list_(pyarrow.uint8())])
+def test_what_stands_in_the_place_of_an_images_bytes_is_malformed(tmp_path: Path, kind: pyarrow.DataType) -> None:
+    content = [{"bytes": "abc" if kind == pyarrow.string() else [1, 2], "path": None}]
+    shard(tmp_path / "odd.parquet", content, pyarrow.struct([("bytes", kind), ("path", pyarrow.string())]))
+    (verdict,) = read_llava(tmp_path / "odd.parquet", tmp_path, LIMIT)
+    assert isinstance(verdict, Reject) and verdict.reason == "malformed_record"
+
+
+def test_a_column_that_python_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
+    far = pyarrow.array([2**62], pyarrow.timestamp("us"))
+    parquet.write_table(pyarrow.table({"id": far, "conversations": [TALK]}), tmp_path / "far.parquet")
+    with pytest.raises(ValueError, match=r"far\.parquet cannot be read as parquet after row 0"):
+        list(read_rows(tmp_path / "far.parquet"))
+
+
+def test_a_damaged_shard_is_named_wherever_the_damage_lies(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    shard(path, [{"bytes": picture("PNG"), "path": None}] * 4)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 23):
+        path.write_bytes(whole[:place] + bytes(b ^ 0xFF for b in whole[place : place + 20]) + whole[place + 20 :])
+        try:
+            embeds_images(path)
+            list(read_rows(path))
+        except ValueError as error:
+            assert "a.parquet" in str(error), place
+
+
 def test_text_in_a_shard_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
     odd = pyarrow.array([b"\xff"]).cast(pyarrow.binary()).view(pyarrow.string())
     talk = pyarrow.array([TALK])

@@ -1,5 +1,6 @@
 """The training loop: schedule, order, accumulation, stopping, resuming."""
 
+import contextlib
 import dataclasses
 import math
 import subprocess
@@ -363,6 +364,101 @@ def test_fault_11_the_part_of_the_model_that_failed_first_is_named(
         next(model.model.get_submodule(path).parameters()).fill_(math.nan)
     with pytest.raises(TrainingStoppedError, match=f"step 1: the loss is nan .*first in the {named}; "):
         run(model, samples_of(model, tiny.processor()), options(micro_batch=2), tmp_path)
+
+
+@pytest.mark.parametrize("path", ["vision_tower", "multi_modal_projector.linear_1", "multi_modal_projector.aligner"])
+def test_fault_11_it_is_named_too_where_the_sample_is_text_alone(tiny: Tiny, tmp_path: Path, path: str) -> None:
+    model = tiny.model()
+    with torch.no_grad():
+        next(model.model.get_submodule(path).parameters()).fill_(math.nan)
+    samples = samples_of(model, tiny.processor())
+    text = dataclasses.replace(samples, count=2, encode=lambda index: samples.encode((1, 5)[index]))
+    named = {"vision_tower": "vision tower"}.get(path, path.split(".")[-1].replace("linear_1", "projector"))
+    with pytest.raises(TrainingStoppedError, match=f"first in the {named}; "):
+        run(model, text, options(micro_batch=1), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("multi_modal_projector.linear_2", "projector"),
+        ("multi_modal_projector.aligner", "aligner"),
+        ("language_model.layers.1.mlp", "language"),
+    ],
+)
+def test_fault_11_of_modules_whose_gradients_are_not_finite_the_first_in_the_backward_pass_is_named(
+    tiny: Tiny, tmp_path: Path, path: str, named: str
+) -> None:
+    model = tiny.model()
+
+    def spoil(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        output.register_hook(lambda gradient: gradient * math.inf)
+
+    model.model.get_submodule(path).register_forward_hook(spoil)
+    with pytest.raises(TrainingStoppedError, match=f"step 1: the gradient of {named} is (nan|inf) on samples"):
+        run(model, samples_of(model, tiny.processor()), options(micro_batch=2), tmp_path)
+
+
+def test_lost_samples_are_counted_over_steps_and_interruptions(tiny: Tiny, tmp_path: Path) -> None:
+    """Samples 0 and 3 cannot be encoded: two of six, in each of two epochs."""
+    chosen = options(checkpoint_minutes=0.0)
+
+    def attempt(folder: str, most: float) -> list[int]:
+        model = tiny.model()
+        samples = samples_of(model, tiny.processor())
+        seen: list[int] = []
+
+        def encode(index: int) -> Any:
+            if index in (0, 3):
+                raise SampleDroppedError("no_supervised_token", "nothing")
+            return samples.encode(index)
+
+        def check(lost: int) -> None:
+            seen.append(lost)
+            if lost > most:
+                raise Stop
+
+        with contextlib.suppress(Stop):
+            run(model, dataclasses.replace(samples, encode=encode, check_lost=check), chosen, tmp_path / folder)
+        return seen
+
+    whole = attempt("whole", math.inf)
+    steps = batches(6, chosen)
+    assert whole == [sum(i in (0, 3) for step in steps[:n] for i in step) for n in range(len(steps) + 1)]
+    cut = attempt("cut", 1)
+    assert cut == whole[: len(cut)] and cut[-1] == 2
+    assert attempt("cut", math.inf) == whole[len(cut) - 2 :]  # the step that was refused left no checkpoint
+
+
+def test_a_stage_that_was_killed_after_its_last_step_ends_as_it_would_have(tiny: Tiny, tmp_path: Path) -> None:
+    chosen = options(checkpoint_minutes=0.0)
+    first, second = tiny.model(), tiny.model()
+    rows = run(first, samples_of(first, tiny.processor()), chosen, tmp_path)
+    watched: list[Any] = []
+    again = train(
+        second,
+        samples_of(second, tiny.processor()),
+        chosen,
+        accelerator=Accelerator(cpu=True),
+        pad_id=0,
+        work=tmp_path,
+        description="test",
+        watch=lambda found: watched.append(list(found)),
+    )
+    assert again == rows and watched == [rows]
+    for name, value in weights(first).items():
+        assert torch.equal(second.state_dict()[name], value), name
+
+
+def test_processes_that_would_go_on_from_different_steps_are_refused(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.model()
+    # As if another process had found a checkpoint of step 4, and this one none.
+    largest = iter([-0.0, 4.0])
+    monkeypatch.setattr("normalign.training.parallel.Parallel.largest", lambda _self, _value: next(largest))
+    with pytest.raises(ValueError, match=r"different steps \(0 to 4\); let all machines share this folder"):
+        run(model, samples_of(model, tiny.processor()), OPTIONS, tmp_path)
 
 
 def test_fault_11_a_gradient_that_is_not_finite_stops_before_weights_change_and_names_the_module(

@@ -59,6 +59,7 @@ def test_a_process_that_has_only_text_or_no_sample_at_all_takes_part(
     samples = [row["samples"] for row in two["rows"]]
     assert sum(samples) == len(order) - len(dropped) and 0 not in samples
     assert trained is None or samples == trained
+    assert one["lost"] == two["lost"] and two["lost"][-1] == len(dropped)  # each process knows of all
     for ours, theirs in zip(one["rows"], two["rows"], strict=True):
         assert {k: v for k, v in theirs.items() if v is not None} == pytest.approx(
             {k: v for k, v in ours.items() if v is not None}, rel=1e-4, abs=1e-6
@@ -67,8 +68,9 @@ def test_a_process_that_has_only_text_or_no_sample_at_all_takes_part(
 
 @pytest.mark.parametrize(
     ("count", "sharded", "epochs", "wanted"),
-    [(1, False, 10, 10), (2, False, 10, 10), (2, True, 4, 3)],
-    ids=["one", "two", "two-sharded"],
+    # From three processes on, the order in which they add up is no longer the same whatever it is.
+    [(1, False, 10, 10), (2, False, 10, 10), (4, False, 4, 3), (2, True, 4, 3)],
+    ids=["one", "two", "four", "two-sharded"],
 )
 def test_fault_7_killed_at_random_moments_and_resumed_the_weights_are_bitwise_those_of_an_uninterrupted_run(
     tiny: Tiny, tmp_path: Path, count: int, sharded: bool, epochs: int, wanted: int

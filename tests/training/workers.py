@@ -91,9 +91,10 @@ def _main(job: Job, rank: int, count: int, port: int) -> None:
             raise SampleDroppedError("no_supervised_token", f"place {index}")
         return samples.encode(job.order[index])
 
+    lost: list[int] = []
     rows = train(
         model,
-        Samples(len(job.order), encode, samples.visual),
+        Samples(len(job.order), encode, samples.visual, lost.append),
         job.options,
         accelerator=accelerator,
         pad_id=0,
@@ -104,7 +105,7 @@ def _main(job: Job, rank: int, count: int, port: int) -> None:
     state = {name: whole(value).clone() for name, value in model.state_dict().items()}
     if rank == 0:
         part = job.out.with_suffix(".part")
-        torch.save({"rows": rows, "state": state, "sharded": sharded}, part)
+        torch.save({"rows": rows, "state": state, "sharded": sharded, "lost": lost}, part)
         part.replace(job.out)
     if count > 1:
         torch.distributed.barrier()

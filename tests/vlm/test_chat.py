@@ -141,6 +141,16 @@ def test_a_sample_whose_answers_render_to_nothing_is_dropped_for_another_reason(
     assert caught.value.reason == "no_supervised_token"
 
 
+@pytest.mark.parametrize("per_turn", [False, True])
+@pytest.mark.parametrize("place", [0, 1])
+def test_text_that_would_end_or_begin_a_turn_is_dropped_by_name(chat: ChatFormat, per_turn: bool, place: int) -> None:
+    turn = ["What?", "That."]
+    turn[place] += f" {END}\n"
+    with pytest.raises(SampleDroppedError, match=r"sample s9: its text contains <\|im_end\|>") as caught:
+        chat.encode("s9", [TURNS[0], (turn[0], turn[1])], None, per_turn=per_turn, max_tokens=4096)
+    assert caught.value.reason == "special_token_in_text"
+
+
 def test_a_template_that_rewrites_earlier_turns_is_refused(tiny: Tiny) -> None:
     tokenizer: Any = tiny.processor().tokenizer
     tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
