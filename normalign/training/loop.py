@@ -155,6 +155,19 @@ class _Run:
         model.eval()
         for module in self.active:
             module.train()
+        if parallel.count > 1 and not parallel.sharded:
+            self._settle()
+
+    def _settle(self) -> None:
+        """One backward pass of a blank, after which DDP arranges the gradients that it exchanges anew, for good.
+
+        Left to the first step of a process's life, a resumed run would add up in another order than a whole one.
+        """
+        packed, visual = self._pack([self._blank()]).to(self.parallel.device), Visual()
+        with self.parallel.accelerator.autocast():
+            loss = self.loss(packed, visual)
+        (loss.total * 0.0).backward()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def go(self, description: str, watch: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
         done, rows = checkpoint.restore(self.work, self.active, self.optimizer)

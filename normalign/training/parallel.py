@@ -6,7 +6,6 @@ With several processes the model is replicated (DDP), or, where accelerate is co
 
 import contextlib
 import os
-import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -48,10 +46,6 @@ class Parallel:
     def wrap(self, loss: SupervisedLoss) -> nn.Module:
         """The module to call in place of ``loss``; when sharded, its parameters are replaced by sharded ones."""
         if not self.sharded:
-            # Told to look for unused parameters (there are none), DDP keeps its buckets as they are. It would regroup
-            # them after the first step of a process's life: a resumed run would then add up in another order.
-            self.accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
-            warnings.filterwarnings("ignore", message=r".*find_unused_parameters=True was specified")
             return self.accelerator.prepare_model(loss)
         # The model stays in main memory until `fully_shard` moves a layer to the device and keeps its shard there.
         mesh = init_device_mesh(self.device.type, (self.count,))
