@@ -181,7 +181,7 @@ class _Run:
         bar = tqdm(
             total=len(self.steps), initial=done, desc=description, mininterval=1.0, unit="step", disable=not main
         )
-        with contextlib.closing(prefetch(map(self._prepare, range(done, len(self.steps))))) as steps:
+        with bar, contextlib.closing(prefetch(map(self._prepare, range(done, len(self.steps))))) as steps:
             for number, ready in enumerate(steps, done):
                 self._set_rates(number)
                 row = self._step(number, ready)
@@ -198,7 +198,6 @@ class _Run:
                 if self.parallel.largest(due):
                     checkpoint.save(self.work, number + 1, rows, self.active, self.optimizer, main=main)
                     last_saved = time.monotonic()
-        bar.close()
         if not rows:
             raise TrainingStoppedError(
                 f"none of the {self.samples.count} samples has a supervised token that fits; raise max_tokens or look "
