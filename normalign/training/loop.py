@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,7 @@ class _Run:
         bar = tqdm(
             total=len(self.steps), initial=done, desc=description, mininterval=1.0, unit="step", disable=not main
         )
-        with bar, contextlib.closing(prefetch(map(self._prepare, range(done, len(self.steps))))) as steps:
+        with bar, contextlib.closing(self._data(done)) as steps:
             for number, ready in enumerate(steps, done):
                 self._set_rates(number)
                 row = self._step(number, ready)
@@ -217,6 +217,11 @@ class _Run:
                 f"{self.work}: processes would go on from different steps ({least:.0f} to {most:.0f}); "
                 "let all machines share this folder"
             )
+
+    def _data(self, first: int) -> Generator[Ready, None, None]:
+        """The steps' data from ``first`` on; made ready ahead, unless that takes processors away from training."""
+        steps = (self._prepare(number) for number in range(first, len(self.steps)))
+        return steps if self.parallel.device.type == "cpu" else prefetch(steps)
 
     def _prepare(self, number: int) -> Ready:
         """The data of a step; nothing here may depend on weights or on random numbers, since it runs ahead of both."""

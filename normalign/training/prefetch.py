@@ -1,4 +1,4 @@
-"""Data of the next step made ready while the present one is computed."""
+"""Data of the next step made ready while a GPU computes the present one."""
 
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -5,6 +5,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from accelerate.state import AcceleratorState
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normalign.training import checkpoint
+from normalign.training import checkpoint, loop
 from normalign.training.loop import (
     GAIN_COLUMNS,
     NORM_COLUMNS,
@@ -26,6 +27,7 @@ from normalign.training.loop import (
     train,
 )
 from normalign.training.options import MODULES
+from normalign.training.prefetch import prefetch
 from normalign.vlm.chat import SampleDroppedError
 from normalign.vlm.forward import Visual
 
@@ -215,7 +217,7 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 import torch
-from normalign.training import checkpoint
+from normalign.training import checkpoint, loop
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 layer = torch.nn.Linear(300, 300)
 optimizer = torch.optim.AdamW(layer.parameters())
@@ -448,6 +450,31 @@ def test_a_stage_that_was_killed_after_its_last_step_ends_as_it_would_have(tiny:
     assert again == rows and watched == [rows]
     for name, value in weights(first).items():
         assert torch.equal(second.state_dict()[name], value), name
+
+
+def test_data_made_ready_ahead_trains_to_the_same_bits(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; on a CPU, where it would compete with training for processors, data is prepared in its turn."""
+    plain, ahead = tiny.model(), tiny.model()
+    rows = run(plain, samples_of(plain, tiny.processor()), OPTIONS, tmp_path / "plain")
+    threads: set[str] = set()
+    in_turn = loop._Run._data
+
+    def data(self: Any, first: int) -> Any:
+        return prefetch(in_turn(self, first))
+
+    monkeypatch.setattr(loop._Run, "_data", data)
+    samples = samples_of(ahead, tiny.processor())
+
+    def encode(index: int) -> Any:
+        threads.add(threading.current_thread().name)
+        return samples.encode(index)
+
+    assert run(ahead, dataclasses.replace(samples, encode=encode), OPTIONS, tmp_path / "ahead") == rows
+    assert threads == {"prefetch_0"}
+    for name, value in weights(plain).items():
+        assert torch.equal(ahead.state_dict()[name], value), name
 
 
 def test_processes_that_would_go_on_from_different_steps_are_refused(
