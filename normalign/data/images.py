@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,9 @@ _LONGEST_PATH = 4096  # characters, as many as Linux takes; what is longer is da
 _BITS, _PHOTOMETRIC, _COMPRESSION, _PLANAR, _TILE_WIDTH, _TILE_LENGTH = 258, 262, 259, 284, 322, 323
 _MIN_IS_WHITE, _UNCOMPRESSED, _IN_PLANES = 0, 1, 2
 _GREY_STEPS = {"L;2": 85, "L;4": 17}  # what Pillow multiplies levels of 2 and 4 bits by
-_JPEG_SCAN, _JPEG_END = b"\xff\xda", b"\xff\xd9"
+# In JPEG's compressed data 0xFF is followed by 0 or stands in a restart marker; any other is the next marker.
+_JPEG_MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])", re.DOTALL)
+_JPEG_END, _JPEG_WITHOUT_LENGTH = b"\xd9", (b"\xd8", b"\x01")
 
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # max_pixels says what is too large
 
@@ -124,14 +127,26 @@ def _require_readable(image: Image.Image, handle: IO[bytes]) -> None:
     if image.format in ("JPEG", "MPO"):
         place = handle.tell()
         handle.seek(0)
-        content = handle.read()
+        complete = _reaches_its_end(handle.read())
         handle.seek(place)
-        if content.rfind(_JPEG_END) < content.rfind(_JPEG_SCAN):
+        if not complete:
             raise ValueError("its end is missing; fetch it again")
     if isinstance(image, TiffImageFile):
         deep = max(image.tag_v2.get(_BITS, (1,))) > 8
         if deep and image.tag_v2.get(_PLANAR) == _IN_PLANES and image.tag_v2.get(_COMPRESSION, 1) == _UNCOMPRESSED:
             raise ValueError("more than 8 bits in uncompressed colour planes; save it compressed or pixel by pixel")
+
+
+def _reaches_its_end(jpeg: bytes) -> bool:
+    """Whether a JPEG has the marker that ends its (first) picture; thumbnails lie within segments and do not count."""
+    place = 0
+    while found := _JPEG_MARKER.search(jpeg, place):
+        place = found.end()
+        if found[1] == _JPEG_END:
+            return True
+        if found[1] not in _JPEG_WITHOUT_LENGTH:
+            place += int.from_bytes(jpeg[place : place + 2], "big")
+    return False
 
 
 def _decode(image: Image.Image, path: str) -> Image.Image:

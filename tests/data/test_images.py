@@ -223,6 +223,28 @@ def test_a_jpeg_whose_rest_was_never_written_is_rejected(tmp_path: Path, quality
         assert open_image(name, tmp_path, LIMIT).size == (300, 200)
 
 
+def test_what_lies_within_or_behind_a_whole_jpeg_does_not_cost_it(tmp_path: Path) -> None:
+    """Markers in thumbnails, comments and profiles, and in a film behind the picture, are not the picture's."""
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    small = Image.fromarray(noise[:16, :16])
+    save(small, tmp_path, "thumbnail.jpg")
+    thumbnail = (tmp_path / "thumbnail.jpg").read_bytes()
+    plain = save(Image.fromarray(noise), tmp_path, "plain.jpg")
+    expected = np.asarray(open_image(plain, tmp_path, LIMIT))
+    content = (tmp_path / plain).read_bytes()
+    spans = b"\xff\xda\xff\xd9\xff\xda" * 20
+    segments = [thumbnail, thumbnail[:-2], spans, b"\xff" * 999]
+    variants = [
+        *(content[:2] + b"\xff\xe1" + struct.pack(">H", len(s) + 2) + s + content[2:] for s in segments),
+        *(content + behind for behind in (spans, b"\xff\xda", b"\0" * 5000, thumbnail[:-30], noise.tobytes())),
+    ]
+    for number, variant in enumerate(variants):
+        (tmp_path / "variant.jpg").write_bytes(variant)
+        assert np.array_equal(np.asarray(open_image("variant.jpg", tmp_path, LIMIT)), expected), number
+    for options in ({"restart_marker_blocks": 1}, {"progressive": True}, {"comment": spans}, {"icc_profile": spans}):
+        assert open_image(save(Image.fromarray(noise), tmp_path, "kind.jpg", **options), tmp_path, LIMIT)
+
+
 def test_a_file_that_cannot_be_opened_is_one_records_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = save(Image.new("RGB", (4, 4)), tmp_path, "locked.png")
 
