@@ -18,7 +18,6 @@ from accelerate import Accelerator
 from safetensors import safe_open
 from torch import Tensor
 
-import normalign
 from components.common import image_root, use_threads, write_timings
 from components.live import LiveCurves
 from normalign.data.images import open_image
@@ -39,7 +38,17 @@ if TYPE_CHECKING:
 
     from normalign.vlm.model import NormalignForConditionalGeneration
 
-TRAINING_PACKAGES = ("norms", "training", "vlm")
+ROOT = Path(__file__).parents[1]
+# What dvc.yaml has both stages depend on, besides the stage's own module.
+CODE = (
+    "components/common.py",
+    "components/training.py",
+    "normalign/data/images.py",
+    "normalign/data/llava.py",
+    "normalign/norms",
+    "normalign/vlm",
+    "normalign/training",
+)
 
 
 @dataclass(frozen=True)
@@ -235,7 +244,7 @@ def run_stage(
 def work_folder(profile: Profile, stage: str, variant: str) -> Path:
     """Where a stage keeps what it resumes from: one folder per settings, inputs and code; a change starts afresh."""
     inputs: dict[str, Any] = {
-        "code": code_digest(),
+        "code": code_digest(stage),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "options": asdict(getattr(profile, stage)),
@@ -255,12 +264,12 @@ def work_folder(profile: Profile, stage: str, variant: str) -> Path:
     return Path("work") / profile.name / stage / variant / digest
 
 
-def code_digest() -> str:
-    """SHA-256 over the source of the packages whose change may change what training computes."""
+def code_digest(stage: str) -> str:
+    """SHA-256 over the code whose change has DVC run ``stage`` again."""
     digest = hashlib.sha256()
-    root = Path(normalign.__file__).parent
-    for file in sorted(file for name in TRAINING_PACKAGES for file in (root / name).rglob("*.py")):
-        digest.update(f"{file.relative_to(root).as_posix()}\0{file.read_text(encoding='utf-8')}\0".encode())
+    for path in (ROOT / name for name in (f"components/{stage}.py", *CODE)):
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(f"{file.relative_to(ROOT).as_posix()}\0{file.read_text(encoding='utf-8')}\0".encode())
     return digest.hexdigest()
 
 

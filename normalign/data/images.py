@@ -19,7 +19,8 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _WHITE = (255, 255, 255, 255)
 _LONGEST_PATH = 4096  # characters, as many as Linux takes; what is longer is data, not a name
 # TIFF tags, and the values that matter here.
-_BITS, _PHOTOMETRIC, _COMPRESSION, _PLANAR, _TILE_WIDTH, _TILE_LENGTH = 258, 262, 259, 284, 322, 323
+_BITS, _PHOTOMETRIC, _COMPRESSION, _PLANAR = 258, 262, 259, 284
+_TILE_WIDTH, _TILE_LENGTH, _TILE_OFFSETS = 322, 323, 324
 _MIN_IS_WHITE, _UNCOMPRESSED, _IN_PLANES = 0, 1, 2
 _GREY_STEPS = {"L;2": 85, "L;4": 17}  # what Pillow multiplies levels of 2 and 4 bits by
 # In JPEG's compressed data 0xFF is followed by 0 or stands in a restart marker; any other is the next marker.
@@ -107,19 +108,19 @@ def _open(handle: IO[bytes], path: str, max_pixels: int) -> Image.Image:
     """The image with its header read, complete and no larger than allowed."""
     with _verdicts(path):
         image = Image.open(handle, formats=_FORMATS)
-        sizes = [image.size, _tile_size(image)]
+        for width, height in (image.size, _tile_size(image)):
+            if width * height > max_pixels:
+                size = f"{width}×{height} = {width * height}"
+                raise ImageRejected("image_too_large", f"{path!r} has {size} pixels, max_pixels is {max_pixels}")
         _require_readable(image, handle)
-    for width, height in sizes:
-        if width * height > max_pixels:
-            size = f"{width}×{height} = {width * height}"
-            raise ImageRejected("image_too_large", f"{path!r} has {size} pixels, max_pixels is {max_pixels}")
     return image
 
 
 def _tile_size(image: Image.Image) -> tuple[int, int]:
-    """What a TIFF is decoded by, which may be larger than the picture; nothing for other formats."""
-    tags = image.tag_v2 if isinstance(image, TiffImageFile) else {}
-    return tags.get(_TILE_WIDTH, 0), tags.get(_TILE_LENGTH, 0)
+    """What a tiled TIFF is decoded by, which may be larger than the picture; nothing for other images."""
+    if not isinstance(image, TiffImageFile) or _TILE_OFFSETS not in image.tag_v2:
+        return 0, 0
+    return int(image.tag_v2[_TILE_WIDTH]), int(image.tag_v2[_TILE_LENGTH])
 
 
 def _require_readable(image: Image.Image, handle: IO[bytes]) -> None:
@@ -161,7 +162,7 @@ def _verdicts(path: str) -> Iterator[None]:
     """What decoders raise, as a verdict on the image ``path``."""
     try:
         yield
-    except MemoryError:
+    except (MemoryError, ImageRejected):
         raise
     except Image.DecompressionBombError as error:
         raise ImageRejected("image_too_large", f"{path!r}: {error}") from error

@@ -18,7 +18,7 @@ from normalign.data.rows import EmbeddedImage, read_rows
 
 PLACEHOLDER = "<image>"
 _AHEAD = 128  # records under way at a time, some with their image in memory
-REMEMBERED = 1 << 18  # images; more than COCO and Visual Genome hold together, some 50 MB
+REMEMBERED = 1 << 18  # images; more than COCO and Visual Genome hold together, some 70 MB
 _REMEMBERED_LENGTH = 256  # characters of a path; one may be as long as a picture, where the picture itself is in it
 _INDEX_CHUNK = 1 << 24  # bytes
 
@@ -232,7 +232,7 @@ def _message(message: Any, index: int) -> str:
 
 def _is_blank(stripped: str) -> bool:
     """No character that can be seen; zero-width spaces and control characters cannot."""
-    return not any(map(str.isprintable, stripped))
+    return not any(character.isprintable() and not character.isspace() for character in stripped)
 
 
 def _without_placeholder(questions: list[str], has_image: bool) -> list[str]:

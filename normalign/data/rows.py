@@ -77,9 +77,7 @@ def _open_parquet(shard: Path) -> Any:
     from pyarrow import parquet
 
     try:
-        file = parquet.ParquetFile(shard, buffer_size=CHUNK)
-        _ = file.schema_arrow  # parsed only now
-        return file
+        return parquet.ParquetFile(shard, buffer_size=CHUNK)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{shard} cannot be read as parquet: {error}") from error
 

@@ -87,7 +87,9 @@ class ChatFormat:
         self.image_token = image_token
         self.image_token_id: Any = tokenizer.convert_tokens_to_ids(image_token)
         self.system_prompt = system_prompt
-        self.special_tokens = tuple(tokenizer.all_special_tokens)
+        # Those that have a role, and those that only the vocabulary marks, such as Llama 3's headers.
+        marked = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self.special_tokens = sorted({*tokenizer.all_special_tokens, *marked} - {""})
 
     def render(self, turns: Sequence[tuple[str, str | None]], has_image: bool) -> Iterator[str]:
         """Text segments prompt 1, answer 1, prompt 2, ...; a last answer of None leaves its prompt open.
@@ -172,13 +174,13 @@ class ChatFormat:
         Raises:
             SampleDroppedError: ``longer_than_context`` if not even the first turn fits, ``no_supervised_token`` if
                 nothing is supervised in what fits, ``special_token_in_text`` if a turn spells one of the tokenizer's
-                special tokens, which would end the turn or begin another.
+                special tokens, which could end the turn or begin another.
         """
         for text in (text for turn in turns for text in turn):
             if found := next(filter(text.__contains__, self.special_tokens), None):
                 raise SampleDroppedError(
                     "special_token_in_text",
-                    f"sample {sample_id}: its text contains {found}, which ends or begins turns",
+                    f"sample {sample_id}: its text contains {found}, which the tokenizer does not read as text",
                 )
         has_image = image is not None
         encode = self._encode_branches if per_turn else self._encode_joint

@@ -1,15 +1,16 @@
 """Records that cannot be encoded: counted by reason with their ids, and above the limit the stage stops."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+import yaml
 
-import normalign
-from components.training import DroppedSamples, code_digest, samples_of, work_folder
+from components.training import CODE, DroppedSamples, code_digest, samples_of, work_folder
 from normalign.data.llava import Record, Turn
 from normalign.data.manifest import Dropped
 from normalign.files import NotWritten, write_json, write_lines
@@ -100,21 +101,30 @@ def test_nothing_is_written_where_nothing_is_dropped(tmp_path: Path) -> None:
 def test_code_that_training_runs_through_is_part_of_what_a_run_is_known_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(normalign, "__file__", str(tmp_path / "__init__.py"))
-    files = [tmp_path / name for name in ("norms/gwc.py", "training/deep/loop.py", "vlm/model.py")]
-    for file in files:
-        file.parent.mkdir(parents=True)
-        file.write_text("a = 1\n")
-    before = code_digest()
-    for other in (tmp_path / "report.py", tmp_path / "norms" / "gwc.pyc"):  # neither is training's source
-        other.write_text("x")
-        assert code_digest() == before
-    for file in files:
-        file.write_text("a = 2\n")
-        assert code_digest() != before, file
-        file.write_text("a = 1\n")
-    files[0].rename(files[0].with_name("other.py"))
-    assert code_digest() != before
+    before = code_digest("stage1")
+    assert before != code_digest("stage2")
+    monkeypatch.setattr("components.training.ROOT", tmp_path)
+    for name in ("components", "normalign"):
+        shutil.copytree(PARAMS.parent / name, tmp_path / name)
+    assert code_digest("stage1") == before  # wherever the project lies
+    for other in ("normalign/report/page.py", "components/stage2.py", "normalign/norms/gwc.pyc"):
+        (tmp_path / other).write_text("x")
+    assert code_digest("stage1") == before
+    for own in ("components/stage1.py", "normalign/data/images.py", "normalign/vlm/chat.py", "normalign/norms/new.py"):
+        content = (tmp_path / own).read_text() if (tmp_path / own).exists() else None
+        (tmp_path / own).write_text("a = 1\n")
+        assert code_digest("stage1") != before, own
+        (tmp_path / own).unlink()
+        if content is not None:
+            (tmp_path / own).write_text(content)
+    assert code_digest("stage1") == before
+
+
+@pytest.mark.parametrize("stage", ["stage1", "stage2"])
+def test_a_run_is_known_by_the_code_that_dvc_runs_its_stage_again_for(stage: str) -> None:
+    stages = yaml.safe_load((PARAMS.parent / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    code = {dependency for dependency in stages[stage]["deps"] if not dependency.startswith("data/")}
+    assert code == {f"components/{stage}.py", *CODE}
 
 
 def test_a_run_goes_on_only_where_nothing_that_it_computes_with_has_changed(
@@ -155,5 +165,5 @@ def test_a_run_goes_on_only_where_nothing_that_it_computes_with_has_changed(
         with monkeypatch.context() as patch:
             patch.setattr(library, "__version__", "0.1")
             assert work_folder(profile, "stage1", "norm") != before["stage1"], library
-    monkeypatch.setattr("components.training.code_digest", lambda: "edited")
+    monkeypatch.setattr("components.training.code_digest", lambda _stage: "edited")
     assert work_folder(profile, "stage1", "norm") != before["stage1"]

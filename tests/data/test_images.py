@@ -178,6 +178,11 @@ def test_tiles_larger_than_the_picture_count_against_the_pixel_cap(tmp_path: Pat
     tags = size(8, 8, 8) | {262: (1,), 259: (8,), 322: (20_000,), 323: (20_000,)}
     (tmp_path / "bomb.tif").write_bytes(tiff(tags, zlib.compress(b"\0" * 1000)))
     assert reason("bomb.tif", tmp_path) == "image_too_large"
+    # Without tiles the tags say nothing.
+    stray = tiff(size(8, 8, 8) | {262: (1,), 259: (1,), 321: (20_000,), 320: (20_000,)}, b"\x07" * 64)
+    stray = stray.replace(struct.pack("<HH", 320, 4), struct.pack("<HH", 322, 4))
+    (tmp_path / "stray.tif").write_bytes(stray.replace(struct.pack("<HH", 321, 4), struct.pack("<HH", 323, 4)))
+    assert pixel("stray.tif", tmp_path, 7, 7) == (7, 7, 7)
     tags = size(8, 8, 8) | {262: (1,), 259: (8,), 322: (16,), 323: (16,)}
     (tmp_path / "good.tif").write_bytes(tiff(tags, zlib.compress(b"\x07" * 256)))
     assert pixel("good.tif", tmp_path, 7, 7) == (7, 7, 7)

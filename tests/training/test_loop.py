@@ -217,7 +217,7 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 import torch
-from normalign.training import checkpoint, loop
+from normalign.training import checkpoint
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 layer = torch.nn.Linear(300, 300)
 optimizer = torch.optim.AdamW(layer.parameters())

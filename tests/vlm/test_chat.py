@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AddedToken
 
 from normalign.vlm.build import IMAGE_TOKEN, load_tokenizer
 from normalign.vlm.chat import IGNORE, ChatFormat, Encoded, SampleDroppedError
@@ -149,6 +150,16 @@ def test_text_that_would_end_or_begin_a_turn_is_dropped_by_name(chat: ChatFormat
     with pytest.raises(SampleDroppedError, match=r"sample s9: its text contains <\|im_end\|>") as caught:
         chat.encode("s9", [TURNS[0], (turn[0], turn[1])], None, per_turn=per_turn, max_tokens=4096)
     assert caught.value.reason == "special_token_in_text"
+
+
+def test_tokens_that_only_the_vocabulary_marks_as_special_are_no_text_either(tiny: Tiny, tmp_path: Any) -> None:
+    tokenizer: Any = tiny.processor().tokenizer
+    tokenizer.add_tokens([AddedToken("<|header|>", special=True), AddedToken("<plain>", special=False)])
+    tokenizer.save_pretrained(tmp_path)
+    chat = ChatFormat(load_tokenizer(tmp_path), TOKENS, IMAGE_TOKEN, None)
+    with pytest.raises(SampleDroppedError, match=r"contains <\|header\|>"):
+        chat.encode("s", [("What <|header|>?", "That.")], None, per_turn=False, max_tokens=4096)
+    assert chat.encode("s", [("What <plain>?", "That.")], None, per_turn=False, max_tokens=4096).supervised
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tiny: Tiny) -> None:
