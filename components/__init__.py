@@ -1,6 +1,7 @@
 """One module per DVC stage; `python -m components.<stage> PROFILE [VARIANT...]` runs it."""
 
 import ctypes
+import inspect
 import os
 import signal
 import sys
@@ -71,8 +72,11 @@ def stage_main(run: Callable[..., str]) -> None:
     from normalign.settings import load_profile
 
     arguments: list[Any] = sys.argv[1:]
-    if not arguments:
-        sys.exit(f"usage: python -m {run.__module__} PROFILE [VARIANT]")
+    try:
+        inspect.signature(run).bind(*arguments)
+    except TypeError:
+        names = " ".join(str(p).partition(":")[0].upper() for p in inspect.signature(run).parameters.values())
+        sys.exit(f"usage: python -m components.{Path(sys.argv[0]).stem} {names.replace('*VARIANTS', 'VARIANT...')}")
     try:
         summary = run(load_profile(arguments[0]), *arguments[1:])
         if os.environ.get("RANK", "0") == "0":  # torchrun and accelerate number their processes so

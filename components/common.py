@@ -33,7 +33,7 @@ def image_root(profile: Profile, stage: str) -> Path:
     if profile.dataset.llava is None:
         return dataset
     embedded = embedded_images(dataset, stage)
-    return embedded if embedded.is_dir() else Path(getattr(profile.dataset.llava, f"{stage}_images"))
+    return embedded if embedded.is_dir() else Path(getattr(profile.dataset.llava, f"{stage}_images") or "")
 
 
 def initial_model(profile: Profile, variant: str) -> "tuple[NormalignForConditionalGeneration, LlavaProcessor]":

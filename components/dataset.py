@@ -19,7 +19,7 @@ class _Source:
     """One stage's LLaVA data and image root, what the user knows them by, and what to do if they will not do."""
 
     rows: Path
-    images: Path
+    images: Path | None
     name: str
     remedy: str
 
@@ -60,9 +60,14 @@ def _generated(stage: str, settings: DatasetSettings, folder: Path) -> _Source:
     return _Source(folder / f"{stage}.json", folder, f"the generated {stage} data", remedy)
 
 
-def _published(stage: str, rows: str, images: str) -> _Source:
+def _published(stage: str, rows: str, images: str | None) -> _Source:
     setting = f"dataset.llava.{stage}_json"
-    return _Source(Path(rows), Path(images), f"{rows} ({setting})", f"name other data in {setting} or mend these")
+    return _Source(
+        Path(rows),
+        None if images is None else Path(images),
+        f"{rows} ({setting})",
+        f"name other data in {setting} or mend these",
+    )
 
 
 def _prepare(stage: str, source: _Source, settings: DatasetSettings, folder: Path) -> Manifest:
@@ -72,9 +77,11 @@ def _prepare(stage: str, source: _Source, settings: DatasetSettings, folder: Pat
     if embeds_images(source.rows):
         images = embedded_images(folder, stage)
         images.mkdir(parents=True)
-    elif not images.is_dir():
+    elif images is None or not images.is_dir():
         setting = f"dataset.llava.{stage}_images"
-        raise FileNotFoundError(f"{images} ({setting}) is not a folder; put the images there or correct the setting")
+        raise FileNotFoundError(
+            f"{images or 'null'} ({setting}) is not a folder; put the images there or correct the setting"
+        )
     tally = Tally(images)
     write_lines(folder / f"{stage}.jsonl", tally.lines(read_llava(source.rows, images, settings.max_pixels)))
     manifest = tally.manifest()

@@ -52,19 +52,37 @@ def _data_problems(profile: Profile) -> list[str]:
     from normalign.data.rows import embeds_images
     from normalign.data.synthetic import BENCHMARKS
 
-    wanted = {}
+    wanted: dict[str, str | None] = {}
     for stage in ("stage1", "stage2"):
         source = Path(getattr(llava, f"{stage}_json"))
-        wanted[f"{stage}_json"] = source
+        wanted[f"{stage}_json"] = str(source)
         if not (source.exists() and embeds_images(source)):
-            wanted[f"{stage}_images"] = Path(getattr(llava, f"{stage}_images"))
-    problems = [f"dataset.llava.{key}: {path} is not there" for key, path in wanted.items() if not path.exists()]
+            wanted[f"{stage}_images"] = getattr(llava, f"{stage}_images")
+    problems = [
+        f"dataset.llava.{key}: {path or 'null'} is not there"
+        for key, path in wanted.items()
+        if path is None or not Path(path).exists()
+    ]
     generated = [task for task in profile.evaluate.visual_tasks + profile.evaluate.text_tasks if task in BENCHMARKS]
     if generated:
         problems.append(
             f"evaluate: benchmarks {', '.join(generated)} exist in generated data only, and dataset.synthetic is null; "
             "name tasks of lmms-eval in evaluate.visual_tasks and evaluate.text_tasks"
         )
+    return problems + _task_problems(profile, set(generated))
+
+
+def _task_problems(profile: Profile, generated: set[str]) -> list[str]:
+    """Benchmarks that lmms-eval does not have: without this they would be missed after training alone."""
+    from components.evaluation import builtin_folder
+
+    problems = []
+    for task in profile.evaluate.visual_tasks + profile.evaluate.text_tasks:
+        if task not in generated:
+            try:
+                builtin_folder(task)
+            except ValueError as error:
+                problems.append(str(error))
     return problems
 
 

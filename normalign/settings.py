@@ -127,10 +127,12 @@ class SyntheticSettings:
 
 @dataclass(frozen=True)
 class LlavaSettings:
+    """LLaVA-format data of both stages; the folder of images is null where the rows embed them."""
+
     stage1_json: str
-    stage1_images: str
+    stage1_images: str | None
     stage2_json: str
-    stage2_images: str
+    stage2_images: str | None
 
 
 @dataclass(frozen=True)

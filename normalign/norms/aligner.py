@@ -120,6 +120,9 @@ class TokenRMSAligner(Aligner):
         return (x.float() * (self.target_norm / norm.clamp_min(EPS))).to(x.dtype)
 
 
+FIELDS = ("aligner", "init", "gwc", "gwc_limit", "multiple")
+
+
 def build_aligner(settings: dict[str, Any], width: int, text_norm: float) -> Aligner:
     """The aligner that ``settings`` names, with what it says of ``init``, ``gwc``, ``gwc_limit`` and ``multiple``.
 
@@ -129,9 +132,11 @@ def build_aligner(settings: dict[str, Any], width: int, text_norm: float) -> Ali
         text_norm: T; the target norm is ``multiple`` x T.
 
     Raises:
-        ValueError: an unknown aligner, or a target norm that is not above 0.
+        ValueError: an unknown aligner or field, or a target norm that is not above 0.
     """
     name = settings["aligner"]
+    if unknown := [field for field in settings if field not in FIELDS]:
+        raise ValueError(f"aligner {name}: unknown field {unknown[0]!r}; valid: {', '.join(FIELDS)}")
     target_norm = settings.get("multiple", 1.0) * text_norm
     if name == "none":
         return NoAligner()

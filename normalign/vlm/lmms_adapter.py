@@ -190,7 +190,12 @@ def run_task(adapter: LmmsAdapter, task: str, task_folders: list[Path]) -> list[
         except Exception as error:
             cause = getattr(error, "last_attempt", None)
             reason = cause.exception() if cause is not None else error
-            raise ValueError(f"lmms-eval task {task!r}: {type(reason).__name__}: {reason}") from error
+            hint = ""
+            if isinstance(reason, ConnectionError):
+                hint = (
+                    "; it is fetched from the hub: connect this machine, or fill the hub's cache (HF_HOME) on another"
+                )
+            raise ValueError(f"lmms-eval task {task!r}: {type(reason).__name__}: {reason}{hint}") from error
     return [
         {**sample, "task": name}
         for name in sorted(output["samples"])

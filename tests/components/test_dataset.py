@@ -79,7 +79,7 @@ def test_images_inside_parquet_rows_are_unpacked_and_found_again(profile: Profil
     }
     (tmp_path / "shards").mkdir()
     parquet.write_table(pyarrow.table(table), tmp_path / "shards" / "train-0.parquet")
-    source = LlavaSettings(str(tmp_path / "all.json"), str(tmp_path), str(tmp_path / "shards"), "not looked at")
+    source = LlavaSettings(str(tmp_path / "all.json"), str(tmp_path), str(tmp_path / "shards"), None)
     profile = dataclasses.replace(profile, dataset=dataclasses.replace(profile.dataset, llava=source))
     dataset.run(profile)
     (record,) = Records(profile.folder / "dataset" / "stage2.jsonl")
@@ -92,6 +92,14 @@ def test_images_inside_parquet_rows_are_unpacked_and_found_again(profile: Profil
     assert metrics["stage2"]["dropped_by_reason"] == {"image_undecodable": {"count": 1, "examples": ["2"]}}
     dataset.run(profile)
     assert read_json(profile.folder / "dataset.json") == metrics
+
+
+def test_paths_of_images_without_a_folder_are_refused_naming_the_setting(profile: Profile, tmp_path: Path) -> None:
+    profile = with_llava(profile, tmp_path, share=0.5)
+    source = LlavaSettings(str(tmp_path / "all.json"), str(tmp_path), str(tmp_path / "all.json"), None)
+    profile = dataclasses.replace(profile, dataset=dataclasses.replace(profile.dataset, llava=source))
+    with pytest.raises(FileNotFoundError, match=r"null \(dataset\.llava\.stage2_images\) is not a folder"):
+        dataset.run(profile)
 
 
 def test_too_many_rejects_stop_the_stage_and_leave_the_old_output(profile: Profile, tmp_path: Path) -> None:

@@ -27,3 +27,12 @@ def test_of_several_processes_one_prints_the_summary(
         monkeypatch.setenv("RANK", rank)
     stage_main(lambda profile: f"done: {profile.name}")
     assert capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize("arguments", [[], ["ci", "norm", "more"]])
+def test_missing_and_superfluous_arguments_get_the_usage(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    from components import stage1
+
+    monkeypatch.setattr(sys, "argv", ["components/stage1.py", *arguments])
+    with pytest.raises(SystemExit, match=r"usage: python -m components\.stage1 PROFILE VARIANT$"):
+        stage_main(stage1.run)

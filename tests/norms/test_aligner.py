@@ -133,6 +133,11 @@ def test_an_unknown_aligner_is_refused_with_the_valid_names() -> None:
         build_aligner(settings_of("layer_norm"), WIDTH, TEXT_NORM)
 
 
+def test_a_field_that_no_aligner_knows_is_refused() -> None:
+    with pytest.raises(ValueError, match="aligner layernorm: unknown field 'gcw'; valid: aligner, init, gwc"):
+        build_aligner({"aligner": "layernorm", "gcw": True}, WIDTH, TEXT_NORM)
+
+
 @pytest.mark.parametrize("text_norm", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_target_norm_that_is_not_above_zero_is_refused(text_norm: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
