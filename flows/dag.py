@@ -15,12 +15,16 @@ ALWAYS_CHANGED = "always changed"
 
 @dataclass(frozen=True)
 class Stage:
-    """One process to run. ``name``: DVC's address (``stage1@smol-norm``); ``upstream``: names it depends on."""
+    """One process to run. ``name``: DVC's address (``stage1@smol-norm``); ``upstream``: names it depends on.
+
+    ``covers``: how many of DVC's stages it runs.
+    """
 
     name: str
     command: tuple[str, ...]
     upstream: frozenset[str]
     metrics: tuple[Path, ...] = ()
+    covers: int = 1
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,10 @@ class Dag:
         while grown := {s.name for s in self.stages.values() if s.upstream & found} - found:
             found |= grown
         return frozenset(found)
+
+    def count(self, names: Iterable[str]) -> int:
+        """How many of DVC's stages ``names`` are."""
+        return sum(self.stages[name].covers for name in names)
 
     def longest_path(self, name: str) -> int:
         """Number of stages on the longest way from ``name`` to an end of the pipeline, itself included."""
@@ -143,7 +151,7 @@ def _with_batches(dag: Dag, to_run: frozenset[str], commands: dict[str, str]) ->
         batch = names[0].partition("@")[0]
         arguments = [shlex.split(commands[name])[-1] for name in names]
         upstream = frozenset().union(*(stages.pop(name).upstream for name in names))
-        stages[batch] = Stage(batch, (*words, *arguments), upstream)
+        stages[batch] = Stage(batch, (*words, *arguments), upstream, covers=len(names))
         to_run |= {batch}
     return Dag(stages, to_run, dag.pullable)
 

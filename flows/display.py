@@ -74,10 +74,10 @@ class Display:
             self._shown[stage] = now
             self._say(f"      {stage}: {text}")
 
-    def finished(self, stage: str, succeeded: bool) -> None:
-        """A stage ended; of a failed one the last lines are shown, and where the others are."""
+    def finished(self, stage: str, succeeded: bool, covers: int) -> None:
+        """A stage ended, which stands for ``covers`` of DVC's; of a failed one the last lines are shown."""
         self._stages.remove_task(self._tasks.pop(stage))
-        self._overall.advance(self._bar)
+        self._overall.advance(self._bar, covers)
         seconds = time.monotonic() - self._started[stage]
         if succeeded:
             self._say(f"[green]done[/]  {stage} ({seconds:.1f} s)")

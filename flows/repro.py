@@ -65,7 +65,7 @@ def signals_interrupt() -> Iterator[None]:
 def run_in_terminal(dag: Dag, workers: int, console: Console) -> Results:
     """Run the stages with their progress on ``console``; on an interrupt every process is ended first."""
     processes = Processes()
-    with Display(console, len(dag.to_run)) as display, ThreadPoolExecutor(workers) as pool:
+    with Display(console, dag.count(dag.to_run)) as display, ThreadPoolExecutor(workers) as pool:
 
         def execute(stage: Stage, finished: Callable[[bool], None]) -> None:
             succeeded = False
@@ -73,7 +73,7 @@ def run_in_terminal(dag: Dag, workers: int, console: Console) -> Results:
             try:
                 show = functools.partial(display.line, stage.name)
                 succeeded = processes.run(stage.command, log_of(stage.name), show) == 0
-                display.finished(stage.name, succeeded)
+                display.finished(stage.name, succeeded, stage.covers)
             except StoppedError:
                 pass
             except Exception:
@@ -101,18 +101,16 @@ def repro(console: Console, workers: int | None) -> int:
     if dag.pullable:
         console.print(str(dag.pullable), highlight=False, soft_wrap=True)
     workers = workers or workers_for(profile.compute)
-    console.print(
-        f"profile {profile.name}: {len(dag.to_run)} of {len(dag.stages)} stages to run, {workers} at a time",
-        highlight=False,
-    )
+    stages = f"{dag.count(dag.to_run)} of {dag.count(dag.stages)} stages"
+    console.print(f"profile {profile.name}: {stages} to run, {workers} at a time", highlight=False)
     results = run_in_terminal(dag, workers, console)
-    _close(console, profile, results)
+    _close(console, profile, dag, results)
     return 1 if results.failed else 0
 
 
-def _close(console: Console, profile: Profile, results: Results) -> None:
+def _close(console: Console, profile: Profile, dag: Dag, results: Results) -> None:
     console.print(closing_table(profile, variants_to_run()))
-    counts = {name: len(stages) for name, stages in vars(results).items() if stages}
+    counts = {name: dag.count(stages) for name, stages in vars(results).items() if stages}
     summary = ", ".join(f"{count} {name}" for name, count in counts.items())
     for name, stages in (("failed", results.failed), ("skipped", results.skipped)):
         if stages:

@@ -40,6 +40,8 @@ def _told() -> Iterator[None]:
     """Print an error that a person can mend as one line, without a traceback."""
     try:
         yield
+    except BrokenPipeError:  # `normalign report | head`: typer ends quietly
+        raise
     except (ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

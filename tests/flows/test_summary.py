@@ -103,6 +103,12 @@ def test_own_data_with_the_generated_benchmarks_is_refused_before_anything_runs(
         preflight.check(dataclasses.replace(profile, dataset=dataset))
     hub = dataclasses.replace(profile.evaluate, visual_tasks=("pope",), text_tasks=("hellaswag",))
     preflight.check(dataclasses.replace(profile, dataset=dataset, evaluate=hub))
+    wrong = dataclasses.replace(hub, visual_tasks=("pope", "popee"))
+    with pytest.raises(SettingsError, match=r"no task 'popee' in lmms-eval"):
+        preflight.check(dataclasses.replace(profile, dataset=dataset, evaluate=wrong))
+    dataset = dataclasses.replace(dataset, llava=LlavaSettings("own.json", None, "own.json", "."))
+    with pytest.raises(SettingsError, match=r"dataset\.llava\.stage1_images: null is not there"):
+        preflight.check(dataclasses.replace(profile, dataset=dataset, evaluate=hub))
 
 
 def test_a_hub_that_cannot_be_reached_is_named_with_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
