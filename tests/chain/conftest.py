@@ -65,10 +65,12 @@ class Tree:
 
     def execute(self, *command: str, **environment: str) -> tuple[int, str]:
         """Exit status and output of a command in this folder."""
+        # MLflow leaves the address that a test gave it in the environment of the test's process.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
         done = subprocess.run(
             command,
             cwd=self.root,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **environment},
+            env={**inherited, "OMP_NUM_THREADS": "1", "COLUMNS": "200", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
