@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,7 @@ def test_fault_11_a_loss_that_is_not_finite_stops_before_weights_change_and_name
         assert torch.equal(model.state_dict()[name], before), name
 
 
+@pytest.mark.parametrize("conversations", [range(6), (1, 5)], ids=["images and text", "text alone"])
 @pytest.mark.parametrize(
     ("path", "named"),
     [
@@ -359,25 +361,17 @@ def test_fault_11_a_loss_that_is_not_finite_stops_before_weights_change_and_name
     ],
 )
 def test_fault_11_the_part_of_the_model_that_failed_first_is_named(
-    tiny: Tiny, tmp_path: Path, path: str, named: str
+    tiny: Tiny, tmp_path: Path, path: str, named: str, conversations: Sequence[int]
 ) -> None:
     model = tiny.model()
     with torch.no_grad():
         next(model.model.get_submodule(path).parameters()).fill_(math.nan)
+    whole = samples_of(model, tiny.processor())
+    chosen = dataclasses.replace(
+        whole, count=len(conversations), encode=lambda index: whole.encode(conversations[index])
+    )
     with pytest.raises(TrainingStoppedError, match=f"step 1: the loss is nan .*first in the {named}; "):
-        run(model, samples_of(model, tiny.processor()), options(micro_batch=2), tmp_path)
-
-
-@pytest.mark.parametrize("path", ["vision_tower", "multi_modal_projector.linear_1", "multi_modal_projector.aligner"])
-def test_fault_11_it_is_named_too_where_the_sample_is_text_alone(tiny: Tiny, tmp_path: Path, path: str) -> None:
-    model = tiny.model()
-    with torch.no_grad():
-        next(model.model.get_submodule(path).parameters()).fill_(math.nan)
-    samples = samples_of(model, tiny.processor())
-    text = dataclasses.replace(samples, count=2, encode=lambda index: samples.encode((1, 5)[index]))
-    named = {"vision_tower": "vision tower"}.get(path, path.split(".")[-1].replace("linear_1", "projector"))
-    with pytest.raises(TrainingStoppedError, match=f"first in the {named}; "):
-        run(model, text, options(micro_batch=1), tmp_path)
+        run(model, chosen, options(micro_batch=2), tmp_path)
 
 
 @pytest.mark.parametrize(
